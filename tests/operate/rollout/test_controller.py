@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +112,32 @@ def test_users_who_come_again_roll_nothing_back(store, clock: Clock) -> None:
         if rollout.state.stage:
             break
     assert rollout.state.status == "running"
+
+
+@pytest.mark.parametrize(
+    ("answered_s", "lost", "kind"),
+    [
+        (lambda asked_s: asked_s + 3, 0.0, "promoted"),
+        (lambda asked_s: asked_s + max(0, 5016 - asked_s) * (asked_s > 5012), 0.0, "promoted"),  # it stood still
+        (lambda asked_s: asked_s, 0.2, "rolled back"),
+    ],
+)
+def test_a_split_is_wrong_for_lost_answers_not_for_late_ones(store, clock: Clock, answered_s, lost, kind: str) -> None:
+    plan = replace(PLAN, steps=(0.5, 1.0), metric=Typical("score", worse_than=1.1), guardrails=())
+    rollout = Rollout(plan, store, clock=clock, wall=lambda: 1e9, owner="one")
+    draw, answers = random.Random(5), deque()
+    for _ in range(70):
+        for _ in range(100):
+            ticket = rollout.assign(draw.getrandbits(60))
+            if ticket.arm == "control":
+                rollout.record(ticket, score=draw.lognormvariate(0, 0.1))
+            elif draw.random() >= lost:
+                answers.append((answered_s(clock.now_s), ticket))
+        clock.now_s += 0.5
+        while answers and answers[0][0] <= clock.now_s:
+            rollout.record(answers.popleft()[1], score=draw.lognormvariate(0, 0.1))
+        rollout.tick()
+    assert store.history("int8")[-1].kind == kind
 
 
 def test_a_ticket_is_a_pair_that_keeps_its_id(store, clock: Clock) -> None:

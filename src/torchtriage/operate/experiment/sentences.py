@@ -42,6 +42,11 @@ def sentence(row: ExperimentRow) -> str:
     return f"{text}: {row.low:.3g} {high} times as often"
 
 
+def broken(candidate: str, planned: float, units: tuple[int, int]) -> str:
+    """Return what the units that arrived of both arms say of a wrong split."""
+    return f"Broken: {candidate} receives {units[1] / max(sum(units), 1):.2%} instead of {planned:.2%}"
+
+
 def verdict(
     decision: Decision, control: Arm, candidate: Arm, rows: Sequence[ExperimentRow], split: tuple[int, int]
 ) -> tuple[str, ...]:
@@ -49,9 +54,8 @@ def verdict(
     n = control.n_requests + candidate.n_requests
     seen = f"{format_count(n, 'request')}, {format_count(candidate.n_requests)} of {candidate.name}"
     if decision == "broken":
-        share = split[1] / max(sum(split), 1)
         return (
-            f"Broken: {candidate.name} receives {share:.2%} instead of {candidate.share:.2%}",
+            broken(candidate.name, candidate.share, split),
             "Something loses or adds requests of one arm, so the arms are no longer alike, or users who come again were"
             " counted each time, which record(arm, id=...) does not: find it and start again.",
             seen,

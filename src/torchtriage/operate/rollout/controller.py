@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -20,6 +21,7 @@ from torchtriage.core.units import format_share
 from torchtriage.operate.experiment.experiment import Arrived, Experiment
 from torchtriage.operate.experiment.metrics import finite
 from torchtriage.operate.experiment.result import ExperimentResult, ExperimentRow
+from torchtriage.operate.experiment.sentences import broken
 from torchtriage.operate.experiment.split import Split
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import Value
@@ -52,9 +54,11 @@ class Ticket(_Pair):
     """What a request was given: the version's name, and the epoch its answer belongs to.
 
     ``id`` : by which it was given; no part of the pair, None of one made by hand.
+    ``at_s`` : when, by the controller's clock; NaN of one made by hand.
     """
 
     id: str | int | bytes | None = None
+    at_s: float = math.nan
 
 
 class Rollout:
@@ -113,7 +117,7 @@ class Rollout:
             return Ticket(self.plan.control, 0)
         treated = stage.split.treats(id)
         ticket = Ticket(self.plan.candidate if treated else self.plan.control, stage.epoch)
-        ticket.id = id
+        ticket.id, ticket.at_s = id, self._clock()
         return ticket
 
     def _is_stale(self, stage: _StageData) -> bool:
@@ -149,7 +153,8 @@ class Rollout:
             )
         if epoch != stage.epoch:
             return False
-        stage.record(arm, getattr(ticket, "id", None) if id is None else id, replica, values, self._clock())
+        id = getattr(ticket, "id", None) if id is None else id
+        stage.record(arm, id, replica, values, self._clock(), getattr(ticket, "at_s", math.nan))
         return True
 
     # -- once a second -------------------------------------------------------------------------
@@ -338,6 +343,8 @@ class _StageData:
         self._newest_s: float | None = None
         self._number = 0
         self._earlier: list[tuple[float, tuple[Arrived, Arrived]]] = []
+        self._slowest_s = 0.0  # how long an answer took at most; LAG_S where that is longer or nobody knows
+        self._right_s: float | None = None  # when the split was not known to be wrong
         self._lock = threading.Lock()
 
     def _begin_experiment(self) -> Experiment:
@@ -353,10 +360,19 @@ class _StageData:
         )
 
     def record(
-        self, arm: str, id: str | int | bytes | None, replica: str | int | None, values: dict[str, Any], now_s: float
+        self,
+        arm: str,
+        id: str | int | bytes | None,
+        replica: str | int | None,
+        values: dict[str, Any],
+        now_s: float,
+        asked_s: float,
     ) -> None:
+        took_s = now_s - asked_s
         with self._lock:
             self._newest_s = now_s
+            # of a ticket by hand, or by another machine's clock, nobody knows
+            self._slowest_s = max(self._slowest_s, took_s if 0 <= took_s < LAG_S else LAG_S)
             self._number += 1
             if self._experiment is not None:
                 self._experiment.record(arm, id=id, replica=replica, **values)
@@ -375,6 +391,7 @@ class _StageData:
             state = {
                 "number": self._number,
                 "age_s": None if self._newest_s is None else now_s - self._newest_s,
+                "slowest_s": self._slowest_s,
                 "n": self._n,
                 "n_missing": self._n_missing,
                 "experiment": self._experiment.state() if self._experiment is not None else None,
@@ -389,6 +406,7 @@ class _StageData:
         with self._lock:
             ages = [] if self._newest_s is None else [now_s - self._newest_s]
             number, n, n_missing = self._number, self._n, Counter(self._n_missing)
+            lag_s = self._slowest_s
             joined = own = self._experiment
             if own is not None and others:
                 joined = self._begin_experiment()
@@ -398,6 +416,7 @@ class _StageData:
                 data = msgspec.json.decode(text)
                 number += data["number"]
                 n += data["n"]
+                lag_s = max(lag_s, told_s + data["slowest_s"])
                 n_missing.update(data["n_missing"])
                 if data["age_s"] is not None:
                     ages.append(told_s + data["age_s"])
@@ -407,16 +426,16 @@ class _StageData:
                     joined.join(other)
         age_s = min(ages, default=None)
         if joined is not None:
+            evidence, rows = self._compared(joined.result(), number, age_s)
             # alone, one that answers for one version would find that the other gets nothing
-            lags = others is None or self._may_lag(joined, now_s)
-            return self._compared(joined.result(), number, age_s, lags)
+            return self._check_split(evidence, joined, now_s, math.inf if others is None else min(lag_s, LAG_S)), rows
         missing = [
             _too_few(name, lost, n, plan.candidate) for name, lost in n_missing.items() if lost > plan.most_missing * n
         ]
         return StageEvidence(self.epoch, number, age_s, 0, n, tuple(missing)), ()
 
     def _compared(
-        self, result: ExperimentResult, number: int, age_s: float | None, lags: bool
+        self, result: ExperimentResult, number: int, age_s: float | None
     ) -> tuple[StageEvidence, tuple[ExperimentRow, ...]]:
         # A metric without which a regression could not be seen is missing: without data, with too few
         # values to compare, or of which too many are NaN.
@@ -429,24 +448,28 @@ class _StageData:
                 if lost > self._plan.most_missing * (n + lost):
                     missing.append(_too_few(row.name, lost, n + lost, arm))
         worse = [f"{row.name}: {row.sentence}" for row in result.rows if row.verdict == "worse"]
-        if result.decision == "broken" and lags:
-            missing.append(f"{result.verdict[0]}, as far as all processes have told")
-        elif result.decision == "broken":
-            worse.append(result.verdict[0])
         n_control, n_candidate = result.control.n_requests, result.candidate.n_requests
         evidence = StageEvidence(self.epoch, number, age_s, n_control, n_candidate, tuple(missing), tuple(worse))
         return evidence, result.rows
 
-    def _may_lag(self, joined: Experiment, now_s: float) -> bool:
-        # processes tell at different moments, so the newest of one arm may not be there yet: the split is wrong where
-        # it is so with either arm as it was before that
-        newest = joined.arrived()
+    def _check_split(self, evidence: StageEvidence, joined: Experiment, now_s: float, lag_s: float) -> StageEvidence:
+        # The newest of one arm may not be there yet, as answers take time and processes tell at different moments: the
+        # split is wrong where it is so with either arm as it was before that, for longer than a version stands still.
+        with self._lock:
+            newest = joined.arrived()
         self._earlier.append((now_s, newest))
         while len(self._earlier) > 1 and now_s - self._earlier[1][0] >= LAG_S:
             del self._earlier[0]
-        then_s, before = self._earlier[0]
-        ways = {joined.deviation(before[0], newest[1]), joined.deviation(newest[0], before[1])}
-        return now_s - then_s < LAG_S or 0 in ways or len(ways) > 1
+        before = next((arrived for then_s, arrived in reversed(self._earlier) if now_s - then_s >= lag_s), None)
+        ways = before and {joined.deviation(before[0], newest[1]), joined.deviation(newest[0], before[1])}
+        if self._right_s is None or ways not in ({-1}, {1}):
+            self._right_s = now_s
+        if not joined.deviation(*newest):
+            return evidence
+        text = broken(self._plan.candidate, self.split.share, (newest[0].units, newest[1].units))
+        if now_s - self._right_s >= LAG_S:
+            return replace(evidence, worse=(*evidence.worse, text))
+        return replace(evidence, missing=(*evidence.missing, f"{text}, as far as answers have come"))
 
 
 def _too_few(name: str, lost: int, n: int, arm: str) -> str:

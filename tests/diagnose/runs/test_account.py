@@ -149,6 +149,13 @@ def test_arithmetic_on_what_torch_has_made_is_an_operator(tmp_path: Path, value:
         ("a = torch.zeros(3); for a in img:;     y = a * 2", "a * 2", False),
         ("img = img * 2; y = img / 255", "img / 255", False),
         ("y = part / 255", "part / 255", False),
+        ("a = torch.zeros(3); a: torch.Tensor; y = a * 2", "a * 2", True),
+        ("if img:;     a = img; else:;     a = torch.from_numpy(img); y = a / 255", "a / 255", False),
+        ("if img:;     a = torch.from_numpy(img);     y = a / 255; else:;     a = img", "a / 255", True),
+        ("a = torch.zeros(3); if img:;     a = a.float(); y = a * 2", "a * 2", True),
+        ("with torch.no_grad():;     a = torch.zeros(3); y = a * 2", "a * 2", True),
+        ("a = torch.zeros(3); while img:;     y = a * 2;     a = a.numpy()", "a * 2", False),
+        ("for part in img:;     a = torch.ones(3);     y = a * 2;     a = a.numpy()", "a * 2", True),
     ],
 )
 def test_a_name_is_what_it_was_last_set_to_above(tmp_path: Path, lines: str, at: str, made: bool) -> None:

@@ -7,7 +7,9 @@ import linecache
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from torchtriage.core.source.files import Sources
 from torchtriage.diagnose.lint import torch_names
@@ -27,6 +29,18 @@ _NO_TENSOR = (torch_names.HOST_METHODS | torch_names.HOST_ATTRIBUTES | {"item", 
 _READS = frozenset({"load", "open", "loadtxt", "genfromtxt", "read", "read_bytes", "read_text", "readlines"})
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)
 _SLEEP = re.compile(r"[^#'\"]*\bsleep\(")
+
+
+class _Set(NamedTuple):
+    """What is set, to what (None for what a loop gives), and the lines of the block that may not run."""
+
+    target: ast.expr
+    value: ast.expr | None
+    block: tuple[float, float]
+
+    @property
+    def end(self) -> int:
+        return (self.value or self.target).end_lineno or 0
 
 
 class SourceView:
@@ -171,15 +185,22 @@ class SourceView:
         """Return the names that hold a tensor of torch's making, by what they were last set to above a position."""
         tensors = set[str]()
         scopes = [node for node in self._around(position.file, position.line) if isinstance(node, _SCOPES)]
+        loops = self.loops(position.file, position.first_line, position.line)
+        begin, end = (loops[0].lineno, loops[0].end_lineno or 0) if loops else (position.line, 0)
         for scope in scopes:
             tensors -= _parameters(scope)
-            for target, value in self.sets(scope):
-                end = (target if value is None else value).end_lineno or 0
-                # a function is called when all of its file has run
-                if scope is scopes[-1] and end >= position.line:
-                    continue
-                names = stored_names(target)
-                tensors = tensors | names if value is not None and _is_tensor(value, tensors) else tensors - names
+            sets, below = self.sets(scope), list[_Set]()
+            if scope is scopes[-1]:  # the file around a function has run to its end when the function is called
+                above = [item for item in sets if item.end < position.line]
+                below = [item for item in sets if position.line <= item.end <= end]  # in the turn before
+                first = sum(item.end < begin for item in above)
+                sets = [*above[:first], *below, *above[first:]]
+            for item in sets:
+                names = stored_names(item.target)
+                if item.value is None or not _is_tensor(item.value, tensors):
+                    tensors -= names
+                elif item.block[0] <= position.line <= item.block[1] and item not in below:
+                    tensors |= names
         return tensors
 
     def _sleeps(self, position: Position) -> bool:
@@ -339,15 +360,23 @@ def _given(call: ast.Call, function: ast.FunctionDef | ast.AsyncFunctionDef, nam
     return [value for name, value in given if name in names]
 
 
-def _sets(scope: ast.AST) -> list[tuple[ast.expr, ast.expr | None]]:
-    """Return what a function, or a file, sets itself, line by line, and to what; None for what a loop gives."""
-    found: list[tuple[ast.expr, ast.expr | None]] = []
-    pending = list(ast.iter_child_nodes(scope))
-    for node in pending:
-        found += [(node.target, None)] if isinstance(node, ast.For | ast.AsyncFor) else _set_by(node)
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            pending += ast.iter_child_nodes(node)
-    return sorted(found, key=lambda item: item[0].lineno)
+def _sets(scope: ast.AST) -> list[_Set]:
+    """Return what a function, or a file, sets itself, line by line."""
+    found: list[_Set] = []
+    always: tuple[float, float] = (0, inf)
+    pending = [(node, always) for node in ast.iter_child_nodes(scope)]
+    for node, block in pending:
+        sets = [(node.target, None)] if isinstance(node, ast.For | ast.AsyncFor) else _set_by(node)
+        found += [_Set(target, value, block) for target, value in sets]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            continue
+        for _, part in ast.iter_fields(node):
+            nodes = [child for child in (part if isinstance(part, list) else [part]) if isinstance(child, ast.AST)]
+            inner = block
+            if nodes and isinstance(nodes[0], ast.stmt) and not isinstance(node, ast.With | ast.AsyncWith):
+                inner = nodes[0].lineno, getattr(nodes[-1], "end_lineno", inf)
+            pending += [(child, inner) for child in nodes]
+    return sorted(found, key=lambda item: item.target.lineno)
 
 
 def _is_tensor(node: ast.expr, tensors: set[str]) -> bool:
@@ -403,7 +432,7 @@ def _set_by(node: ast.AST) -> list[tuple[ast.expr, ast.expr | None]]:
         return [(target, node.value) for target in node.targets]
     if isinstance(node, ast.AugAssign):
         return [(node.target, ast.copy_location(ast.BinOp(node.target, node.op, node.value), node))]
-    if isinstance(node, ast.AnnAssign | ast.NamedExpr):
+    if isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
         return [(node.target, node.value)]
     if isinstance(node, ast.withitem) and node.optional_vars is not None:
         return [(node.optional_vars, node.context_expr)]

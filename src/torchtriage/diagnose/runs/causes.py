@@ -395,6 +395,14 @@ READ_AHEAD = replace(
     ),
     gain=(0.5, 1.0),
 )
+SAME_OR_ANOTHER = replace(
+    FILES,
+    fix=Fix(
+        "If it is the same file in each step, open it once and keep what is read; if each needs another, read ahead,"
+        " in the workers of a DataLoader or in a thread that fills a queue.",
+        link=READ_AHEAD.fix.link,
+    ),
+)
 _MATCHERS = [(cause, re.compile(cause.frames)) for cause in CAUSES]
 IN_MEMORY = re.compile(r"(^|\.)(BytesIO|StringIO)\.")
 _COMPILES = re.compile(

@@ -20,7 +20,7 @@ from torchtriage.diagnose.runs.account import (
     line_of,
     makes_sample,
 )
-from torchtriage.diagnose.runs.causes import FILES, PYTHON, READ_AHEAD, SCHEDULED, SLEEPING, Cause
+from torchtriage.diagnose.runs.causes import FILES, PYTHON, READ_AHEAD, SAME_OR_ANOTHER, SCHEDULED, SLEEPING, Cause
 from torchtriage.diagnose.runs.costs import counting_error, severity_of, share_cost
 from torchtriage.diagnose.runs.recorded_host import work_growth
 from torchtriage.diagnose.runs.samples import Position, Samples
@@ -200,8 +200,8 @@ def _note(
         cause = item.cause
         if cause.code == SCHEDULED.code and view.made("profile", file) != view.made("profile", file, "schedule"):
             cause = SCHEDULED
-        if cause is FILES and view.reads_another(item.chain):
-            cause = READ_AHEAD
+        if cause is FILES:
+            cause = {True: READ_AHEAD, False: FILES, None: SAME_OR_ANOTHER}[view.reads_another(item.chain[0])]
         key: tuple[object, ...] = (cause.title, file, function)
         # to read and decode is what a data set is for: it may be done for less, and may not
         low, high = cause.gain
@@ -329,7 +329,7 @@ def _certainty(group: _Group) -> Certainty:
         return "hint"
     return (
         "likely"
-        if group.cause in (PYTHON_LOOP, READ_AHEAD) or not group.cause.gain[0] or not group.known
+        if group.cause in (PYTHON_LOOP, READ_AHEAD, SAME_OR_ANOTHER) or not group.cause.gain[0] or not group.known
         else "certain"
     )
 

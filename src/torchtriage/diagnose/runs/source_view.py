@@ -117,36 +117,27 @@ class SourceView:
         """Whether a frame calls a name by itself, a module's, or a method of what was made by a known call."""
         call = self.call(position)
         name, _, method = call.partition(".")
-        imports = (node for node in self._nodes(position.file) if isinstance(node, ast.Import | ast.ImportFrom))
-        aliases = (alias for node in imports for alias in node.names)
-        return (
-            not method
-            or self.typed_call(position) != call
-            or any((alias.asname or alias.name.partition(".")[0]) == name for alias in aliases)
-        )
+        return not method or self.typed_call(position) != call or name in self._imported(position.file)
 
-    def _reads_another(self, chain: tuple[Position, ...]) -> bool:
-        """Whether the innermost frame reads a file that is named by what a loop around it or its callers goes through.
+    def _imported(self, file: str) -> set[str]:
+        imports = (node for node in self._nodes(file) if isinstance(node, ast.Import | ast.ImportFrom))
+        return {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
 
-        What a function is given is followed to its callers by the arguments that name the file.
-        """
-        function: ast.FunctionDef | ast.AsyncFunctionDef | None = None
-        names = set[str]()
-        for position in chain:
-            call = self._called(position)
-            if call is None or (function is None and not _reads(call)):
-                return False
-            names = self._names_behind([call] if function is None else _given(call, function, names), position)
-            inner = self.loops(position.file, position.first_line, position.line)[-1:]
-            if any(names & self._turning(loop, position) for loop in inner):
-                return True
-            nodes = (node for node in self._nodes(position.file) if isinstance(node, _SCOPES[1:]))
-            function = next((node for node in nodes if _begins(node) == position.first_line), None)
-            if function is None:
-                return False
-            if function.name == "__getitem__" and names & _parameters(function) - {"self"}:
-                return True  # a sample's number: what goes through them is a loader
-        return False
+    def _reads_another(self, position: Position) -> bool | None:
+        """Whether a frame reads a file that the loop around names anew in each turn; None where that is not known."""
+        call = self._called(position)
+        if call is None or not _reads(call):
+            return False
+        named = call.args[:1] or [keyword.value for keyword in call.keywords]
+        named += [call.func.value] if isinstance(call.func, ast.Attribute) else []
+        behind = self._behind(named, position)
+        inner = self.loops(position.file, position.first_line, position.line)[-1:]
+        if any(behind.keys() & self._turning(loop, position) for loop in inner):
+            return True
+        imported = self._imported(position.file)
+        parts = [part for nodes in (named, *behind.values()) for node in nodes for part in ast.walk(node)]
+        fixed = all(name in imported or values for name, values in behind.items())
+        return False if fixed and not any(isinstance(part, ast.Call) for part in parts) else None
 
     def _turning(self, loop: Loop, position: Position) -> set[str]:
         """Return the names that have another value in each turn of a loop: what it goes through, and what it counts."""
@@ -158,14 +149,15 @@ class SourceView:
             if any(isinstance(value, ast.BinOp) and name in names_in(value) for value in self.values(position, name))
         }
 
-    def _names_behind(self, nodes: Sequence[ast.expr], position: Position) -> set[str]:
-        """Return the names in expressions, and in what they are set to."""
-        names, new = set[str](), {name for node in nodes for name in names_in(node)}
-        while new - names:
-            name = min(new - names)
-            names.add(name)
-            new |= {other for value in self.values(position, name) for other in names_in(value)}
-        return names
+    def _behind(self, nodes: Sequence[ast.expr], position: Position) -> dict[str, list[ast.expr]]:
+        """Return the names in expressions and in what they are set to, with that."""
+        behind: dict[str, list[ast.expr]] = {}
+        pending = list(nodes)
+        for node in pending:
+            for name in names_in(node) - behind.keys():
+                behind[name] = self.values(position, name)
+                pending += behind[name]
+        return behind
 
     def _of_tensor(self, position: Position) -> bool:
         """Whether the frame's instruction is arithmetic on a tensor, or a method of one, that torch has made."""
@@ -350,14 +342,6 @@ def _parameters(scope: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> s
     if isinstance(scope, ast.Module):
         return set()
     return {arg.arg for arg in ast.walk(scope.args) if isinstance(arg, ast.arg)}
-
-
-def _given(call: ast.Call, function: ast.FunctionDef | ast.AsyncFunctionDef, names: set[str]) -> list[ast.expr]:
-    """Return what a call gives those of a function's parameters that have these names; ``self`` by what it calls."""
-    places = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
-    values = [call.func, *call.args] if places[:1] in (["self"], ["cls"]) else call.args
-    given = [*zip(places, values, strict=False), *((keyword.arg, keyword.value) for keyword in call.keywords)]
-    return [value for name, value in given if name in names]
 
 
 def _sets(scope: ast.AST) -> list[_Set]:

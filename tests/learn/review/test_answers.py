@@ -117,6 +117,8 @@ def test_a_line_bears_on_a_code() -> None:
     assert bears_on(line("detector", "x", types={"DAT018": 0.4}), "DAT018")
     assert bears_on(line("op", '"enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__" 1 x'), "DAT018")
     assert not bears_on(line("op", '"aten::conv2d" 1 x, 17.1 ms'), "COM035")
+    assert bears_on(line("op", '"aten::cat" 16 x, 17.1 ms'), "CPY013")
+    assert not bears_on(line("op", '"aten::cat" 16 x, 17.1 ms'), "COM035")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from torchtriage.diagnose.patterns import lookup
 from torchtriage.learn.review.evidence import EvidenceLine
 
 _WORD = re.compile(r"[A-Za-z][a-z]+")
+_OPERATOR = re.compile(r"\w+::\w+")
+"""The whole name: of some the last part is too short to tell anything alone."""
 _EVERYWHERE = """
 window windows share name names order each other same with from that this them the of in and being instead every nothing
 than they while again after before between although over inside whole long longest late many slow true void none float
@@ -30,7 +32,8 @@ def _terms(code: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return what tells that a line bears on a code: its identifiers and its name's words, and its title's words."""
     entry = lookup(code)
     page = entry.page.partition("Cost:")[0]
-    sure = {part for item in re.findall(r"``(.+?)``", page, re.DOTALL) for part in re.findall(r"[A-Za-z_]\w{3,}", item)}
+    named = re.findall(r"``(.+?)``", page, re.DOTALL)
+    sure = {part for item in named for part in (*re.findall(r"[A-Za-z_]\w{3,}", item), *_OPERATOR.findall(item))}
     sure |= {word for word in entry.pattern.name.split("-") if len(word) > 3}
     words = {
         word.lower()[:5] for word in _WORD.findall(f"{entry.pattern.title} {page.splitlines()[0]}") if len(word) > 3
@@ -47,7 +50,7 @@ def bears_on(line: EvidenceLine, code: str) -> bool:
     if line.kind == "detector":
         return code in line.facts["types"]
     sure, likely = _terms(code)
-    parts = {part.lower() for part in re.findall(r"[A-Za-z_]\w*", line.text)}
+    parts = {part.lower() for part in (*re.findall(r"[A-Za-z_]\w*", line.text), *_OPERATOR.findall(line.text))}
     parts |= {piece for part in parts for piece in part.split("_")}
     shared = {part[:5] for part in parts if len(part) > 3} & likely
     return bool(parts & sure) or (len(shared) >= 2 and not shared <= _THING_STEMS)

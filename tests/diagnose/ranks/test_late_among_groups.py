@@ -152,6 +152,17 @@ def test_a_hint_where_the_late_rank_may_be_one_that_was_left_out(left_out: str) 
     assert "; ranks are missing or were left out: the late one may be among them" in found.message
 
 
+def test_all_together_save_up_to_as_much_as_the_late_rank() -> None:
+    ranks = records(job({3: 4000, 5: 9000}))
+    ranks.pop(5)
+    (found,) = detect_jobs(ranks)
+    result = judge(ranks, found, min_share=0.01)
+    late = next(finding for finding in result.findings if finding.code == "COM036")
+    assert late.cost is not None
+    assert result.joint_cost is not None
+    assert result.joint_cost.high_ms >= late.cost.high_ms > 0
+
+
 def test_a_hint_where_there_is_a_single_step() -> None:
     ranks = [
         replace(rank, steps=replace(rank.steps, steady=rank.steps.number == 12)) for rank in records(job({4: 800}))

@@ -483,7 +483,8 @@ def _together(
         ceilings.append(own + wait)
     low = max(cost.low_ms for cost in costs)
     high = min(sum(cost.high_ms for cost in costs), min(ceilings), step_ms)
-    high = max(high, low)
+    # all of them give no less than any
+    high = max(high, *(cost.high_ms for cost in costs))
     bound = Cost.of(
         low,
         high,
@@ -499,7 +500,6 @@ def _together(
     replayed = all_cost(joint, results, bound, step_ms, unawaited=-1 if late is None else late)
     if replayed is None:
         return bound
-    # all of them give no less than any
     low = max(replayed.low_ms, low)
     high = max(min(replayed.high_ms, *ceilings), *(cost.high_ms for cost in costs), low)
     return replayed.saving(low, high, of_ms=step_ms)

@@ -193,6 +193,12 @@ def test_waiting_for_stages_is_no_stragglers() -> None:
     assert said["COM063"].evidence["slow_stage_rank"] == 0
 
 
+def test_a_rank_that_is_missing_leaves_what_one_rank_alone_guesses_as_it_is() -> None:
+    guess = codes(judged(pipeline(4, 8, device=True)[:3]))["COM036"]
+    assert guess.severity == "note"
+    assert "ranks are missing" not in guess.message
+
+
 def test_an_order_without_a_name_claims_no_theory() -> None:
     result = judged(pipeline(2, 8, odd))
     (pipe,) = result.pipelines

@@ -130,7 +130,8 @@ def straggler_finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late:
 
 def in_doubt(late: Finding) -> Finding:
     """Return the finding of a late rank as it is where ranks were left out: with a later one among them it saves 0."""
-    if late.cost is None:
+    # what one rank alone guesses names none
+    if late.cost is None or "late_rank" not in late.evidence:
         return late
     cost = replace(late.cost.saving(0.0, late.cost.high_ms), basis="bounded", grade="C")
     message = f"{late.message}; ranks are missing or were left out: the late one may be among them"

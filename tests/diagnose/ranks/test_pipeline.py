@@ -199,6 +199,12 @@ def test_a_rank_that_is_missing_leaves_what_one_rank_alone_guesses_as_it_is() ->
     assert "ranks are missing" not in guess.message
 
 
+def test_a_pipeline_lacks_no_collectives_to_tell_a_late_rank_by() -> None:
+    result = judged(pipeline(4, 8))
+    assert {"COM062", "COM063"} <= {*result.checked}
+    assert "COM036" not in {*result.checked, *(entry.code for entry in result.not_checked)}
+
+
 def test_an_order_without_a_name_claims_no_theory() -> None:
     result = judged(pipeline(2, 8, odd))
     (pipe,) = result.pipelines

@@ -42,6 +42,8 @@ from torchtriage.diagnose.verdict.verdict_text import by_some, growth_first
 
 OF_JOB = (STRAGGLER, *PIPELINES, *FINDERS, SLOW_LINK)
 """Codes of what is looked for in the ranks together."""
+_NOT_MATCHED = ("group-not-judged", "no-collectives", "no-waiting")
+"""Codes of notes that say why waiting for collectives is not known."""
 MAX_COLLECTIVES = 200
 LATE_SHARE = 0.01
 """Of a step, that the others wait in equal collectives if each is like this one: below, nobody is last."""
@@ -150,9 +152,11 @@ def judge(
         # nobody's lateness is known, whatever each rank's own recording was looked at for
         checked = tuple(code for code in checked if code != STRAGGLER)
         missing = ("collectives of all ranks that match",)
-        advice = next((note.fix for note in own_notes if note.level == "warn"), "")
-        item = NotChecked(STRAGGLER, "rank-straggler", missing, advice)
-        not_checked = tuple(sorted((*not_checked, item), key=lambda entry: entry.code))
+        # no entry where stages alone wait for each other: the pipeline is judged for that
+        advice = next((note.fix for note in own_notes if note.code in _NOT_MATCHED), None)
+        if advice is not None:
+            item = NotChecked(STRAGGLER, "rank-straggler", missing, advice)
+            not_checked = tuple(sorted((*not_checked, item), key=lambda entry: entry.code))
     # what nobody's lateness costs is only replayed where the ranks wait in a way that the replay knows
     known = through is None and (straggler is None or straggler.off_ns is not None)
     result = JobResult(

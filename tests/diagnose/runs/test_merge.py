@@ -9,8 +9,8 @@ import pytest
 
 import torchtriage as tt
 from torchtriage.api.traces import sample_path
-from torchtriage.core.finding import Cost, Finding, Frame, Place
-from torchtriage.diagnose.runs.merge import HEAVY_ONLY, join, scaled
+from torchtriage.core.finding import Cost, Finding, Frame, Place, RankSpread
+from torchtriage.diagnose.runs.merge import HEAVY_ONLY, join, scaled, with_leaks
 from torchtriage.diagnose.verdict.result import Result
 
 
@@ -150,3 +150,24 @@ def test_what_only_some_light_steps_show_may_be_missing_from_a_short_heavy_one(r
         light = replace(seen, place=replace(seen.place, steps=tuple(range(steps))))
         out = both(result, [light], [], heavy_checked=("DAT019",))
         assert [one.code for one in out.findings] == ["DAT019"] * kept
+
+
+def on(found: Finding, *ranks: int) -> Finding:
+    return replace(found, ranks=RankSpread(len(ranks), 4, 0.0, 0.0, ranks))
+
+
+def test_a_graph_that_keeps_memory_on_one_rank_is_still_that_of_all(result: Result) -> None:
+    graph, other = (on(finding("CFG043", cost(1, 2), line), 0, 1, 2, 3) for line in (10, 99))
+    keeps = on(replace(finding("CFG043", None, 10), message="line 20 keeps it", also_explains=("MEM029",)), 1)
+    job = replace(result, findings=(other, graph), checked=("CFG043", "MEM029"))
+    told = with_leaks(job, None, [keeps]).findings
+    assert len(told) == 2
+    assert other in told
+    assert replace(keeps, cost=graph.cost, ranks=graph.ranks) in told
+
+
+@pytest.mark.parametrize(("ranks", "stays"), [((0, 2, 3), True), ((1,), False)])
+def test_sure_growth_on_one_rank_leaves_what_others_showed(result: Result, ranks: tuple[int, ...], stays: bool) -> None:
+    seen, sure = on(finding("MEM029", None), *ranks), on(finding("MEM029", None, certainty="certain"), 1)
+    told = with_leaks(replace(result, findings=(seen,), checked=("MEM029",)), None, [sure]).findings
+    assert (seen in told, sure in told) == (stays, True)

@@ -155,9 +155,7 @@ def _with_leaks(job: JobResult, usable: Sequence[Recording], results: Sequence[R
     ranks = [recording.facts.get("rank") for recording in usable]
     numbers = [at if rank is None else rank for at, rank in enumerate(ranks)]
     found = merge_findings(leaks, numbers, [0.0] * len(leaks), 0.0, judged=True)
-    # of what a rank saves by them a job saves as much as its own recordings say, if they do
-    costs = {finding.code: finding.cost for finding in job.findings}
-    job = with_leaks(job, seen, [replace(finding, cost=costs.get(finding.code)) for finding in found])
+    job = with_leaks(job, seen, found)
     if job.refused:
         return job
     first, _, last = job.verdict

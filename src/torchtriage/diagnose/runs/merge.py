@@ -97,22 +97,42 @@ def _scaled(cost: Cost | None, step_ms: float) -> Cost | None:
 def with_leaks(result: Judged, seen: WatchReport | None, found: Sequence[Finding]) -> Judged:
     """Return the result with leaks among its findings, alone or with their cause.
 
-    Where the watch has an answer or a leak was found, growth of memory is judged by that, and not by a recording of a
-    few steps.
+    Where the watch has an answer, growth of memory is judged by that, and not by a recording of a few steps; where a
+    leak was found without one, on its ranks.
     """
     known = {*result.checked, *(entry.code for entry in result.not_checked if not entry.left_out)}
     answered = seen is not None and seen.answer != "too early"
     if not (answered or found) or LEAK not in known:
         return result
-    codes: set[str] = {LEAK, *(finding.code for finding in found)}
-    ranked = sorted([*(finding for finding in result.findings if finding.code not in codes), *found], key=rank_order)
+    grow = {rank for leak in found for rank in _ranks(leak)}
+    findings = [
+        finding for finding in result.findings if finding.code != LEAK or not (answered or _ranks(finding) <= grow)
+    ]
+    for leak in found:
+        cause = next((finding for finding in findings if _is_cause(finding, leak)), None)
+        if cause is None:
+            findings.append(leak)
+        else:  # that memory grows by it on some ranks says nothing of the others, nor of its time
+            findings[findings.index(cause)] = replace(leak, cost=cause.cost, ranks=cause.ranks)
     return replace(
         result,
-        findings=tuple(ranked),
+        findings=tuple(sorted(findings, key=rank_order)),
         healthy=result.healthy and not found,
         checked=tuple(sorted({*result.checked, LEAK})),
         not_checked=tuple(entry for entry in result.not_checked if entry.code != LEAK),
     )
+
+
+def _is_cause(finding: Finding, leak: Finding) -> bool:
+    """Return whether a finding is the cause that a leak is told with."""
+    if finding.code != leak.code or leak.code == LEAK or not _ranks(leak) <= _ranks(finding):
+        return False
+    mine, its = finding.place.frame, leak.place.frame
+    return mine is None or (its is not None and (mine.file, mine.line) == (its.file, its.line))
+
+
+def _ranks(finding: Finding) -> set[int]:
+    return {*finding.ranks.ranks} if finding.ranks is not None else set()
 
 
 def join_findings(light: Judged, heavy: Judged) -> tuple[Finding, ...]:

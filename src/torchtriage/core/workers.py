@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Timer
+from threading import Event, Timer
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -82,9 +82,11 @@ class Workers:
 
     def submit(self, *task: Any) -> Future[Any]:
         """Have the function called with these arguments; a lost worker is a :class:`WorkerLostError`."""
+        refused = Event()
         try:
-            return self._threads.submit(self._run, task)
-        except RuntimeError as error:  # no more threads
+            return self._threads.submit(self._run, task, refused)
+        except RuntimeError as error:  # no more threads; those that there are find it among their tasks
+            refused.set()
             failed: Future[Any] = Future()
             failed.set_exception(WorkerStartError(str(error)))
             return failed
@@ -109,7 +111,9 @@ class Workers:
             process.kill()
         return process
 
-    def _run(self, task: tuple[Any, ...]) -> Any:
+    def _run(self, task: tuple[Any, ...], refused: Event) -> Any:
+        if refused.is_set():
+            return None
         process = self._idle.get()
         try:
             late: list[subprocess.Popen[bytes]] = []

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from diagnose.ranks.jobs import job, merged, write
 
 import torchtriage as tt
 from torchtriage.core.errors import MissingExtraError, TraceFormatError, UsageError
-from torchtriage.core.workers import Workers
+from torchtriage.core.workers import Workers, WorkerStartError
 from torchtriage.diagnose.ranks import workers
 from torchtriage.diagnose.ranks.object_store import find_urls, is_url
 from torchtriage.diagnose.ranks.workers import examine_all
@@ -78,6 +79,28 @@ def test_files_are_read_here_where_no_process_can_be_started(
     monkeypatch.setattr(what, refuse)
     found = list(examine_all(files, Options(sources=None), processes=2, max_seconds=60))
     assert [outcome.result.trace.rank for outcome in found] == [0, 1]
+
+
+def test_a_task_that_was_refused_for_want_of_threads_is_done_by_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, left = Thread.start, [True]
+
+    def start_one(thread: Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(thread)
+
+    monkeypatch.setattr(Thread, "start", start_one)
+    with Workers(2, os.mkdir) as pool:
+        held = [pool._idle.get() for _ in range(2)]
+        pool.submit(str(tmp_path / "first"))
+        assert isinstance(pool.submit(str(tmp_path / "second")).exception(), WorkerStartError)
+        for process in held:
+            pool._idle.put(process)
+        pool._threads.shutdown()
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
 
 
 class FakeRay:

@@ -9,7 +9,7 @@ from torchtriage.diagnose.patterns import lookup
 from torchtriage.learn.review.evidence import EvidenceLine
 
 _WORD = re.compile(r"[A-Za-z][a-z]+")
-_OPERATOR = re.compile(r"\w+::\w+")
+_OPERATOR = re.compile(r"\b\w+::\w+")
 """The whole name: of some the last part is too short to tell anything alone."""
 _EVERYWHERE = """
 window windows share name names order each other same with from that this them the of in and being instead every nothing

@@ -53,20 +53,20 @@ def main() -> None:
     evidence = [known.of(items[key], [at])[0] for key, at, _ in drawn]
     outcomes = reviewer.review_all(evidence, silent)
     pairs = zip(drawn, outcomes, strict=True)
-    told = [(code, outcome.review) for (_, _, code), outcome in pairs if outcome.review is not None]
-    named = [(code, review.code) for code, review in told if NONE not in (code, review.code)]
+    judged = [(code, outcome.review) for (_, _, code), outcome in pairs if outcome.review is not None]
+    named = [(code, review.code) for code, review in judged if NONE not in (code, review.code)]
     print(
         json.dumps(
             {
                 "reviewer": reviewer.name,
                 "windows": len(drawn),
-                "with_verdict": len(told),
-                "faulty": sum(code != NONE for code, _ in told),
+                "with_verdict": len(judged),
+                "faulty": sum(code != NONE for code, _ in judged),
                 "faulty_called_faulty": len(named),
-                "healthy": sum(code == NONE for code, _ in told),
-                "healthy_called_healthy": sum(code == review.code == NONE for code, review in told),
+                "healthy": sum(code == NONE for code, _ in judged),
+                "healthy_called_healthy": sum(code == review.code == NONE for code, review in judged),
                 "fault_right": sum(code == said for code, said in named),
-                "lines_cited": sum(len(review.why) + len(review.against) for _, review in told),
+                "lines_cited": sum(len(review.why) + len(review.against) for _, review in judged),
                 "no_verdict": Counter(outcome.reason[:80] for outcome in outcomes if outcome.review is None),
                 "prompt_tokens": sum(outcome.prompt_tokens for outcome in outcomes),
                 "reply_tokens": sum(outcome.reply_tokens for outcome in outcomes),

@@ -516,12 +516,12 @@ def checked_clause(result: JobResult) -> str:
     return f"{len(result.checked)} patterns checked on every rank{missing}"
 
 
-def costliest_sentence(result: JobResult, min_share: float) -> str:
+def saving_sentence(result: JobResult, min_share: float) -> str:
     """Return what costs the job most, as its verdict says it."""
-    return growth_first(result.findings, _costliest(result, min_share))
+    return growth_first(result.findings, _largest_saving(result, min_share))
 
 
-def _costliest(result: JobResult, min_share: float) -> str:
+def _largest_saving(result: JobResult, min_share: float) -> str:
     if result.findings and result.findings[0].grave:
         return f"{result.findings[0].title} ({result.findings[0].code}): {result.findings[0].message}."
     timed = [finding for finding in result.findings if finding.cost is not None and finding.cost.high_ms > 0]
@@ -565,10 +565,10 @@ def _verdict(result: JobResult, matches: Matches, min_share: float, recorded_ms:
         # the parts are those of the recording
         of, split = "as recorded", f"{split}; {format_ms(result.step_ms)} per step without the profiler"
     where = f"{n} ranks of one job, {over} {of}: {split}."
-    costliest = costliest_sentence(result, min_share)
+    saving = saving_sentence(result, min_share)
     limits = [note.message for note in result.notes if note.level == "warn"]
     if limits:
-        return where, costliest, f"Limited trust: {'; '.join(limits[:2])}."
+        return where, saving, f"Limited trust: {'; '.join(limits[:2])}."
     skews = [group.end_skew_ns for group in matches.groups if len(group.end_skew_ns) and not group.fault]
     ends = f", ending within {format_ns(float(np.median(np.concatenate(skews))))} of each other" if skews else ""
     groups = sum(1 for group in matches.groups if not group.fault)
@@ -578,4 +578,4 @@ def _verdict(result: JobResult, matches: Matches, min_share: float, recorded_ms:
     if sends:
         matched = f"{matched}, {sends}" if result.n_matches else f"{sends} matched"
     trust = f"{matched}; {checked_clause(result)}"
-    return where, costliest, f"{trust}."
+    return where, saving, f"{trust}."

@@ -11,7 +11,7 @@ from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import read_trace
 from torchtriage.core.units import format_ms, format_ns
-from torchtriage.diagnose.ranks.job import checked_clause, costliest_sentence
+from torchtriage.diagnose.ranks.job import checked_clause, saving_sentence
 from torchtriage.diagnose.ranks.merge import merge_findings
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.ranks.workers import analyze_files
@@ -107,12 +107,12 @@ def _process(recording: Recording, options: Options, command: str, exit_code: in
     result = named(result, compiled)
     result, facts = with_samples(result, recording, facts, traces, folders, places)
     analysed = next(trace for trace in traces if trace.report.path == result.trace.path)
-    first, costliest, trust = sentences(analysed, result, options.min_share)
+    first, saving, trust = sentences(analysed, result, options.min_share)
     if facts.step_ms and not result.refused:
         # one step time: what it was while it was recorded stands in the full report, by that name
         first = first.replace(f" of {format_ns(analysed.steps.wall_ns)}", " as recorded", 1)
         first = f"{first.removesuffix('.')}; {format_ms(facts.step_ms)} per step without the profiler."
-    return replace(result, verdict=(first, costliest, trust), recorded=facts)
+    return replace(result, verdict=(first, saving, trust), recorded=facts)
 
 
 def _jobs(usable: Sequence[Recording], results: Sequence[Result], options: Options) -> tuple[JobResult, ...]:
@@ -131,7 +131,7 @@ def _jobs(usable: Sequence[Recording], results: Sequence[Result], options: Optio
     job = join(by_kind[0][0], by_kind[1][0])
     first, _, last = job.verdict
     last = last.replace(checked_clause(by_kind[0][0]), checked_clause(job))
-    return (replace(job, verdict=(first, costliest_sentence(job, options.min_share), last)),)
+    return (replace(job, verdict=(first, saving_sentence(job, options.min_share), last)),)
 
 
 def _with_leaks(job: JobResult, usable: Sequence[Recording], results: Sequence[Result], options: Options) -> JobResult:
@@ -159,4 +159,4 @@ def _with_leaks(job: JobResult, usable: Sequence[Recording], results: Sequence[R
     if job.refused:
         return job
     first, _, last = job.verdict
-    return replace(job, verdict=(first, costliest_sentence(job, options.min_share), last))
+    return replace(job, verdict=(first, saving_sentence(job, options.min_share), last))

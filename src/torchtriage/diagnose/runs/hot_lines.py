@@ -319,9 +319,9 @@ def _message(group: _Group, function: str, file: str, took: str, called: str) ->
     return f"{what} takes {took} in {at}{by}"
 
 
-def _of_another(file: str, told: str) -> str:
-    """Return words for the file of a line, where it is not the one that is told of."""
-    return "" if file == told else f" of {file_name(file)}"
+def _of_another(file: str, named: str) -> str:
+    """Return words for the file of a line, where it is not the one that is named."""
+    return "" if file == named else f" of {file_name(file)}"
 
 
 def _certainty(group: _Group) -> Certainty:

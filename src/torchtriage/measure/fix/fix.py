@@ -244,7 +244,7 @@ class _Fixing:
     def ask(self, model: ModelProposer, findings: Iterable[Finding]) -> None:
         """Try what a model proposes for findings without a change that helps; what is dropped says why.
 
-        Where that is of no use, the model is told so, and asked once more.
+        Where that is of no use, the model is asked once more, with the reason.
         """
         mended = [row.candidate.finding for row in self.tries if row.keeps_promise]
         open_ones = [item for item in findings if item.saves and not any(item is other for other in mended)]
@@ -411,7 +411,7 @@ def judged(verification: Verification, *, allow: bool) -> tuple[AttemptOutcome, 
 
 
 def _fate(answer: ModelAnswer, row: _Try) -> str:
-    """Return what a model is told of its change; empty where another would do no better."""
+    """Return what a model hears of its change; empty where another would do no better."""
     trial = row.verification
     if answer.refused:
         return f"it was not tried: the diff {answer.refused}"

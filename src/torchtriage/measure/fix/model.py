@@ -78,7 +78,7 @@ class ModelAnswer:
     refused: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ModelProposer:
     """Asks a model for changes. ``ask`` : reaches it."""
 
@@ -88,7 +88,7 @@ class ModelProposer:
 
     def __post_init__(self) -> None:
         """Give each private name one number in all that is asked."""
-        object.__setattr__(self, "names", SourceNames(redact=self.redact))
+        self.names = SourceNames(redact=self.redact)
 
     def propose(self, findings: Sequence[Finding], files: Files) -> list[ModelAnswer]:
         """Return an answer for each finding that can be asked about.
@@ -100,21 +100,16 @@ class ModelProposer:
         return self._answers([(*row, Question(_messages(*row, self.names), self.redact)) for row in asked])
 
     def propose_again(self, answers: Sequence[tuple[ModelAnswer, str]]) -> list[ModelAnswer]:
-        """Return other answers to the same questions, where the model is told what became of its first one.
+        """Return other answers to the same questions, where the model learns what became of its first one.
 
         That has to be free of private names.
         """
         asked = []
         for answer, fate in answers:
-            said = {"role": "assistant", "content": json.dumps(answer.answer)}
-            told = {"role": "user", "content": _prompt("again").replace("{fate}", fate)}
-            asked.append(
-                (
-                    answer.finding,
-                    answer.shown,
-                    replace(answer.question, messages=[*answer.question.messages, said, told]),
-                )
-            )
+            first = {"role": "assistant", "content": json.dumps(answer.answer)}
+            reply = {"role": "user", "content": _prompt("again").replace("{fate}", fate)}
+            question = replace(answer.question, messages=[*answer.question.messages, first, reply])
+            asked.append((answer.finding, answer.shown, question))
         return self._answers(asked)
 
     def _answers(self, asked: Sequence[tuple[Finding, Mapping[str, Shown], Question]]) -> list[ModelAnswer]:
@@ -188,9 +183,9 @@ def _functions(finding: Finding, files: Files) -> Iterator[tuple[str, int, int]]
 
 def _messages(finding: Finding, shown: Mapping[str, Shown], names: SourceNames) -> list[dict[str, str]]:
     source = "\n\n".join(f"--- {name}\n{_numbered(file)}" for name, file in shown.items())
-    told = _told(finding, shown, names)
-    digest = hashlib.sha256((told + source).encode("utf-8", "backslashreplace")).hexdigest()[:16]
-    asked = _prompt("finding").replace("{digest}", digest).replace("{finding}", told).replace("{source}", source)
+    described = _described(finding, shown, names)
+    digest = hashlib.sha256((described + source).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    asked = _prompt("finding").replace("{digest}", digest).replace("{finding}", described).replace("{source}", source)
     return [{"role": "system", "content": _prompt("system")}, {"role": "user", "content": asked}]
 
 
@@ -203,7 +198,7 @@ def _numbered(file: Shown) -> str:
     return "\n".join(rows)
 
 
-def _told(finding: Finding, shown: Mapping[str, Shown], names: SourceNames) -> str:
+def _described(finding: Finding, shown: Mapping[str, Shown], names: SourceNames) -> str:
     """Return the finding: its own words where names may be seen, its title and numbers where not."""
     said = finding.title if names.redact else visible(finding.message)
     rows = [f"{finding.code} {finding.name} ({finding.certainty}): {said}"]

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from learn.review.server import Step, empty, hangs, no_json, says, serving, status
@@ -253,6 +254,30 @@ def test_frames_of_a_file_that_is_shown_leave_room_for_others(project):
     frames = tuple(Frame(str(project / name), line, "") for name, line in (("acme.py", 20), ("loop.py", 3)))
     ModelProposer(ask).propose([replace(found, place=replace(found.place, stack=frames))], Files(project))
     assert "total = 1\n" in asked[0].text
+
+
+@pytest.mark.parametrize(
+    ("redact", "outcome", "reason", "heard"),
+    [
+        (True, "failed", "exit code 1: NameError: acme", "the changed program failed: NameError"),
+        (True, "failed", "exit code 1: acme.PayError: acme", "the changed program failed"),
+        (False, "failed", "NameError: acme", "the changed program failed: NameError: acme"),
+        (True, "slower", "", "it makes the program take 1.10 to 1.30 times as long as before"),
+        (
+            True,
+            "results differ",
+            "",
+            "the changed program computes something else, first in update 1, by 0.5 of its size",
+        ),
+        (True, "faster alone", "", ""),
+    ],
+)
+def test_what_a_model_hears_of_its_change(project, redact, outcome, reason, heard):
+    answers = SimpleNamespace(first="update 1", worst=0.5)
+    trial = SimpleNamespace(ratio_low=1.1, ratio_high=1.3, answers=answers)
+    ask = lambda _: [({"what": "x", "diff": ""}, "")]  # noqa: E731
+    (answer,) = ModelProposer(ask, redact).propose([finding(project / "acme.py")], Files(project))
+    assert answer.fate(outcome, reason, trial) == heard
 
 
 def test_words_of_the_source_stay_between_the_marks(project):

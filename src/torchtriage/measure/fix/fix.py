@@ -6,8 +6,6 @@ computes the same, alone and together with the others.
 
 from __future__ import annotations
 
-import builtins
-import re
 import shutil
 import signal
 import sys
@@ -249,7 +247,9 @@ class _Fixing:
         mended = [row.candidate.finding for row in self.tries if row.keeps_promise]
         open_ones = [item for item in findings if item.saves and not any(item is other for other in mended)]
         tried = self._try(lambda: model.propose(open_ones, self.files))
-        again = [(answer, fate) for answer, row in tried if (fate := _fate(answer, row))]
+        again = [
+            (answer, fate) for answer, row in tried if (fate := answer.fate(row.outcome, row.reason, row.verification))
+        ]
         if again:
             self._try(lambda: model.propose_again(again))
         self._work(self._without_mended([row for row in self.tries if row.reason == TIME_OVER]))
@@ -408,29 +408,6 @@ def judged(verification: Verification, *, allow: bool) -> tuple[AttemptOutcome, 
     if verification.answers.status == "not compared" and not allow:
         return "not compared", verification.answers.reason
     return "faster alone", ""
-
-
-def _fate(answer: ModelAnswer, row: _Try) -> str:
-    """Return what a model hears of its change; empty where another would do no better."""
-    trial = row.verification
-    if answer.refused:
-        return f"it was not tried: the diff {answer.refused}"
-    if row.outcome == "failed":
-        # the message may hold private names
-        error = re.search(r"\b[A-Z]\w*(?:Error|Exception)\b", row.reason)
-        public = error is not None and hasattr(builtins, error[0])
-        why = row.reason if not answer.question.redacted else error[0] if error is not None and public else ""
-        return f"the changed program failed{f': {why}' if why else ''}"
-    if trial is None:
-        return ""
-    if row.outcome == "results differ":
-        of = trial.answers
-        first = f", first in {of.first}" if of.first else ""
-        worst = f", by {of.worst:.2g} of its size" if of.worst is not None else ""
-        return f"the changed program computes something else{first}{worst}"
-    if row.outcome in ("no difference", "slower"):
-        return f"it makes the program take {trial.ratio_low:.2f} to {trial.ratio_high:.2f} times as long as before"
-    return ""
 
 
 def best_of_each(

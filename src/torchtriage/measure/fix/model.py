@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import hashlib
 import json
 import re
@@ -21,7 +22,9 @@ from torchtriage.diagnose.patterns.base import catalogue
 from torchtriage.measure.fix.candidates import Candidate, Files
 from torchtriage.measure.fix.model_diff import DiffError, Shown, edits_of
 from torchtriage.measure.fix.proposal import Site
+from torchtriage.measure.fix.result import AttemptOutcome
 from torchtriage.measure.fix.source_redaction import SourceNames
+from torchtriage.measure.verify.result import Verification
 
 MODEL = "model"
 MOST_ASKED = 8
@@ -76,6 +79,27 @@ class ModelAnswer:
     candidate: Candidate
     reason: str = ""
     refused: str = ""
+
+    def fate(self, outcome: AttemptOutcome, reason: str, trial: Verification | None) -> str:
+        """Return what the model hears of its change; empty where another would do no better."""
+        if self.refused:
+            return f"it was not tried: the diff {self.refused}"
+        if outcome == "failed":
+            # the message may hold private names
+            error = re.search(r"\b[A-Z]\w*(?:Error|Exception)\b", reason)
+            public = error is not None and hasattr(builtins, error[0])
+            why = reason if not self.question.redacted else error[0] if error is not None and public else ""
+            return f"the changed program failed{f': {why}' if why else ''}"
+        if trial is None:
+            return ""
+        if outcome == "results differ":
+            first = f", first in {trial.answers.first}" if trial.answers.first else ""
+            worst = f", by {trial.answers.worst:.2g} of its size" if trial.answers.worst is not None else ""
+            return f"the changed program computes something else{first}{worst}"
+        if outcome in ("no difference", "slower"):
+            times = f"{trial.ratio_low:.2f} to {trial.ratio_high:.2f} times"
+            return f"it makes the program take {times} as long as before"
+        return ""
 
 
 @dataclass

@@ -80,7 +80,7 @@ def hundred_steps(
     built = SamplesBuilder(folder, source, called)
     built.step()
     for _ in range(100):
-        built.look("loss = model(batch)", below=OP, ms=5)
+        built.look("loss = model", below=OP, ms=5)
         built.look(*lines, below=below, ms=5)
         built.step()
     return built
@@ -252,12 +252,21 @@ def test_a_call_in_c_is_what_its_object_was_made_for(tmp_path: Path, line: str, 
     [
         ("for path in paths:\n  image = np.load(path)", "another"),
         ("for path in paths:\n  place = folder / path\n  image = np.load(place)", "another"),
-        ("i = 0\nwhile i < 9:\n  image = np.load(file=paths[i])\n  i += 1", "another"),
+        ("i = 0\nwhile i < 9:\n  i += 1\n  image = np.load(file=paths[i])", "another"),
+        ("for path in paths:\n  file = h5py.File(path)", "another"),
+        ("for path in paths:\n  with open(path) as file:\n    image = file.readline()", "another"),
+        ("for paths in batches:\n  images = [np.load(path) for path in paths]", "another"),
         ("for path in paths:\n  file = open(path, 'ab')", "same"),
+        ("for path in paths:\n  np.savetxt(path, image)", "same"),
+        ("for i in range(9):\n  file[i] = image", "same"),
         ("for i in range(9):\n  image = np.load('all.npy')", "same"),
         ("for i in range(9):\n  image = np.load(PLACE)", "same"),
         ("for i in range(9):\n  image = np.loadtxt(PLACE, skiprows=i)", "same"),
         ("for path in paths:\n  for i in range(9):\n    image = np.load(path)", "unknown"),
+        ("for path in paths:\n  file = h5py.File(path)\n  image = file['a'][:]", "unknown"),
+        ("for path in paths:\n  with open(path) as file:\n    for line in file: pass", "unknown"),
+        ("for i in range(9):\n  image = rows.execute(f'select {i}')", "unknown"),
+        ("for i in range(9):\n  images = [np.load(path) for path in paths]", "unknown"),
         ("for i in range(9):\n  image = np.load(next(paths))", "unknown"),
         ("def read(path):\n  image = np.load(path)", "unknown"),
         ("def read(self, i):\n  image = np.load(self.path)", "unknown"),
@@ -268,8 +277,8 @@ def test_a_call_in_c_is_what_its_object_was_made_for(tmp_path: Path, line: str, 
 def test_a_file_is_kept_or_read_ahead_or_both_are_said(tmp_path: Path, reads: str, advice: str) -> None:
     source = f"import numpy as np\nPLACE = 'all.npy'\n{reads}\nfor batch in loader:\n  loss = model(batch)\n"
     source += "  optimizer.step()\n"
-    line = next(line.strip() for line in source.splitlines() if "np.load" in line or "open(" in line)
-    built = SamplesBuilder(tmp_path, source)
+    line = reads.splitlines()[-1].strip()
+    built = SamplesBuilder(tmp_path, source, "file[i]")
     built.step()
     for _ in range(100):
         built.look("loss = model", below=OP, ms=5)
@@ -279,6 +288,15 @@ def test_a_file_is_kept_or_read_ahead_or_both_are_said(tmp_path: Path, reads: st
     begins = {"another": "Each step reads another", "same": "Open once", "unknown": "If it is the same file"}
     assert finding.fix.text.startswith(begins[advice])
     assert finding.certainty == ("certain" if advice == "same" else "likely")
+
+
+def test_epochs_around_the_steps_read_no_other_file(tmp_path: Path) -> None:
+    source = "for epoch in range(9):\n  for path in paths:\n    image = np.load(path)\n    loss = model(image)\n"
+    built = hundred_steps(
+        tmp_path, "image = np.load", below=("numpy/lib/npyio.py:load",), source=source + "    optimizer.step()\n"
+    )
+    (finding,) = found(built)
+    assert finding.title == "Every step waits for another file"
 
 
 def test_an_idle_event_loop_waits_for_no_lock(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
             part = parts[PYTHON] if item.kind == EITHER else 1.0
         if part <= 0:
             continue
-        _note(groups, item, part, around, view)
+        _note(groups, item, part, around, view, loop)
     n_looks = len(loop.seen)
     operators_at: Counter[tuple[object, ...]] = Counter()
     for key, group in groups.items():
@@ -192,6 +192,7 @@ def _note(
     part: float,
     around: tuple[str, str, int, int, Fix | None] | None,
     view: SourceView,
+    loop: SampledLoop,
 ) -> None:
     file, function, line = line_of(item.chain[0])
     if item.cause is not None:
@@ -201,7 +202,9 @@ def _note(
         if cause.code == SCHEDULED.code and view.made("profile", file) != view.made("profile", file, "schedule"):
             cause = SCHEDULED
         if cause is FILES:
-            cause = {True: READ_AHEAD, False: FILES, None: SAME_OR_ANOTHER}[view.reads_another(item.chain[0])]
+            steps = loop.place.line if loop.place is not None and loop.place.file == item.chain[0].file else 0
+            another = view.reads_another(item.chain[0], steps)
+            cause = {True: READ_AHEAD, False: FILES, None: SAME_OR_ANOTHER}[another]
         key: tuple[object, ...] = (cause.title, file, function)
         # to read and decode is what a data set is for: it may be done for less, and may not
         low, high = cause.gain

@@ -26,7 +26,10 @@ _TENSOR_CLASS = re.compile(r"torch\.(cuda\.)?\w*Tensor$")
 _FUNCTIONAL = re.compile(r"^(F|nn\.functional)\.")
 _NO_TENSOR = (torch_names.HOST_METHODS | torch_names.HOST_ATTRIBUTES | {"item", "tolist", "numpy"}) - {"type"}
 """Methods and attributes of a tensor that are none; ``x.type(...)`` is one."""
-_READS = frozenset({"load", "open", "loadtxt", "genfromtxt", "read", "read_bytes", "read_text", "readlines"})
+_READS = re.compile(r"load|open|read|from(txt|file)|memmap|File$")
+_WRITES = re.compile(
+    r"write|save|dump|flush|sync$|commit|executemany|truncate|create|remove|unlink|rename|replace|mkdir|makedirs|rmdir"
+)
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)
 _SLEEP = re.compile(r"[^#'\"]*\bsleep\(")
 
@@ -123,16 +126,24 @@ class SourceView:
         imports = (node for node in self._nodes(file) if isinstance(node, ast.Import | ast.ImportFrom))
         return {alias.asname or alias.name.partition(".")[0] for node in imports for alias in node.names}
 
-    def _reads_another(self, position: Position) -> bool | None:
-        """Whether a frame reads a file that the loop around names anew in each turn; None where that is not known."""
+    def _reads_another(self, position: Position, steps: int) -> bool | None:
+        """Whether a frame reads another file in each turn of all loops around it, from that of the steps inwards.
+
+        ``steps`` : the line of the loop of the steps. False where it writes, or a constant names the file; None where
+        that is not known.
+        """
         call = self._called(position)
-        if call is None or not _reads(call):
+        if any(map(_writes, [call] if call is not None else self._at(position))):
             return False
+        if call is None:
+            return None
         named = call.args[:1] or [keyword.value for keyword in call.keywords]
         named += [call.func.value] if isinstance(call.func, ast.Attribute) else []
-        behind = self._behind(named, position)
-        inner = self.loops(position.file, position.first_line, position.line)[-1:]
-        if any(behind.keys() & self._turning(loop, position) for loop in inner):
+        loops = self.loops(position.file, position.first_line, position.line)
+        behind = self._behind(named, loops, position)
+        inner = loops[next((at for at, loop in enumerate(loops) if loop.lineno == steps), 0) :]
+        named_anew = inner and all(behind.keys() & self._turning(loop, position) for loop in inner)
+        if named_anew and _READS.search(_called_name(call)):
             return True
         imported = self._imported(position.file)
         parts = [part for nodes in (named, *behind.values()) for node in nodes for part in ast.walk(node)]
@@ -141,33 +152,32 @@ class SourceView:
 
     def _turning(self, loop: Loop, position: Position) -> set[str]:
         """Return the names that have another value in each turn of a loop: what it goes through, and what it counts."""
-        over = loop.target if isinstance(loop, ast.For | ast.AsyncFor) else loop
-        through = set[str]() if isinstance(over, ast.While) else stored_names(over)
-        return through | {
+        return {name for head in _heads(loop) for name in stored_names(head.target)} | {
             name
             for name in stored_names(loop)
             if any(isinstance(value, ast.BinOp) and name in names_in(value) for value in self.values(position, name))
         }
 
-    def _behind(self, nodes: Sequence[ast.expr], position: Position) -> dict[str, list[ast.expr]]:
-        """Return the names in expressions and in what they are set to, with that."""
+    def _behind(
+        self, nodes: Sequence[ast.expr], loops: Sequence[Loop], position: Position
+    ) -> dict[str, list[ast.expr]]:
+        """Return the names in expressions and in what they are set to, by loops as well, with that."""
         behind: dict[str, list[ast.expr]] = {}
         pending = list(nodes)
+        heads = [head for loop in loops for head in _heads(loop)]
         for node in pending:
             for name in names_in(node) - behind.keys():
                 behind[name] = self.values(position, name)
+                behind[name] += [head.iter for head in heads if name in stored_names(head.target)]
                 pending += behind[name]
         return behind
 
     def _of_tensor(self, position: Position) -> bool:
         """Whether the frame's instruction is arithmetic on a tensor, or a method of one, that torch has made."""
-        statement = self._statement(position.file, position.line, position.column)
-        place = position.line, position.column, position.end_line, position.end_column
         parts = [
             part
-            for node in (ast.walk(statement) if statement is not None else ())
+            for node in self._at(position)
             if isinstance(node, ast.Call | ast.BinOp)
-            and (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == place
             for part in ((node.left, node.right) if isinstance(node, ast.BinOp) else (node.func,))
         ]
         tensors = self._tensors(position) if parts else set[str]()
@@ -319,22 +329,23 @@ class SourceView:
 
     def _called(self, position: Position) -> ast.Call | None:
         """Return the call that the frame's instruction makes; None where it is none, or not known."""
-        statement = self._statement(position.file, position.line, position.column)
-        if statement is None:
-            return None
-        calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
         if position.column is not None:
-            place = position.line, position.column, position.end_line, position.end_column
-            return next(
-                (
-                    node
-                    for node in calls
-                    if (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == place
-                ),
-                None,
-            )
+            return next((node for node in self._at(position) if isinstance(node, ast.Call)), None)
+        statement = self._statement(position.file, position.line)
+        calls = [node for node in ast.walk(statement or ast.Pass()) if isinstance(node, ast.Call)]
         mine = [node for node in calls if node.lineno <= position.line <= (node.end_lineno or 0)]
         return mine[0] if len(mine) == 1 else None
+
+    def _at(self, position: Position) -> list[ast.expr]:
+        """Return the expressions that stand where the frame's instruction does."""
+        statement = self._statement(position.file, position.line, position.column)
+        place = position.line, position.column, position.end_line, position.end_column
+        return [
+            node
+            for node in ast.walk(statement or ast.Pass())
+            if isinstance(node, ast.expr)
+            and (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == place
+        ]
 
 
 def _parameters(scope: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
@@ -383,13 +394,25 @@ def _makes_tensor(call: ast.Call) -> bool:
     return function or _TENSOR_CLASS.match(name) is not None
 
 
-def _reads(call: ast.Call) -> bool:
-    """Whether a call reads a file, by its name, and not to write it."""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else dotted(call.func)
-    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+def _heads(loop: Loop) -> Sequence[ast.For | ast.AsyncFor | ast.comprehension]:
+    """Return what of a loop sets a name to what it goes through."""
+    if isinstance(loop, ast.While):
+        return []
+    return [loop] if isinstance(loop, ast.For | ast.AsyncFor) else loop.generators
+
+
+def _called_name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else dotted(call.func)
+
+
+def _writes(node: ast.expr) -> bool:
+    """Whether an expression writes a file: what is stored into, or a call by its name or mode."""
+    if not isinstance(node, ast.Call):
+        return not isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+    values = [*node.args, *(keyword.value for keyword in node.keywords)]
     texts = [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
-    writes = any(set("wax+") & set(text) for text in texts if set(text) <= set("rwaxbt+"))
-    return name in _READS and not writes
+    modes = [text for text in texts if set(text) <= set("rwaxbt+")]
+    return any(set("wax") & set(mode) for mode in modes) or _WRITES.search(_called_name(node)) is not None
 
 
 def _changes_state(function: ast.FunctionDef) -> bool:
@@ -446,12 +469,7 @@ def elementwise(loop: Loop) -> bool:
     """Whether a loop's body computes on single elements: indexes by the loop's variable, or does arithmetic on it."""
     if isinstance(loop, ast.While):
         return False
-    targets = (
-        [loop.target]
-        if isinstance(loop, ast.For | ast.AsyncFor)
-        else [generator.target for generator in loop.generators]
-    )
-    names = {name for target in targets for name in names_in(target)}
+    names = {name for head in _heads(loop) for name in names_in(head.target)}
     bodies = loop.body if isinstance(loop, ast.For | ast.AsyncFor) else [loop]
     for body in bodies:
         for node in ast.walk(body):

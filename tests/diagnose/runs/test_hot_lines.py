@@ -290,6 +290,19 @@ def test_a_file_is_kept_or_read_ahead_or_both_are_said(tmp_path: Path, reads: st
     assert finding.certainty == ("certain" if advice == "same" else "likely")
 
 
+@pytest.mark.parametrize("order", [("log.flush", "image ="), ("image =", "log.flush")])
+def test_what_is_surely_the_same_file_is_told_apart_in_a_function(tmp_path: Path, order: tuple[str, ...]) -> None:
+    source = "log = open('a')\ndef work(path):\n  log.flush()\n  image = np.load(path)\n"
+    built = SamplesBuilder(tmp_path, f"{source}for path in paths:\n  work(path)\n  optimizer.step()\n")
+    built.step()
+    for _ in range(100):
+        for line in order:
+            built.look("work(", line, below=("numpy/lib/npyio.py:load",) if "image" in line else (), ms=5)
+        built.step()
+    told = {finding.place.frame.line: finding.certainty for finding in found(built) if finding.place.frame}
+    assert told == {3: "certain", 4: "likely"}
+
+
 def test_epochs_around_the_steps_read_no_other_file(tmp_path: Path) -> None:
     source = "for epoch in range(9):\n  for path in paths:\n    image = np.load(path)\n    loss = model(image)\n"
     built = hundred_steps(

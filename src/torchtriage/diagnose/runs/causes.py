@@ -396,7 +396,8 @@ READ_AHEAD = replace(
     gain=(0.5, 1.0),
 )
 SAME_OR_ANOTHER = replace(
-    FILES,
+    READ_AHEAD,
+    title="Every step waits for a file",
     fix=Fix(
         "If it is the same file in each step, open it once and keep what is read; if each needs another, read ahead,"
         " in the workers of a DataLoader or in a thread that fills a queue.",

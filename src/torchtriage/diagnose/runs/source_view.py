@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import inf
 from pathlib import Path
@@ -23,6 +23,7 @@ CHANGES = frozenset(
 )
 """Methods that change an object, or others' work."""
 _TENSOR_CLASS = re.compile(r"torch\.(cuda\.)?\w*Tensor$")
+_MAKES_ARRAY = re.compile(r"^(np|numpy)\.|\.numpy$")
 _FUNCTIONAL = re.compile(r"^(F|nn\.functional)\.")
 _NO_TENSOR = (torch_names.HOST_METHODS | torch_names.HOST_ATTRIBUTES | {"item", "tolist", "numpy"}) - {"type"}
 """Methods and attributes of a tensor that are none; ``x.type(...)`` is one."""
@@ -180,30 +181,39 @@ class SourceView:
             if isinstance(node, ast.Call | ast.BinOp)
             for part in ((node.left, node.right) if isinstance(node, ast.BinOp) else (node.func,))
         ]
-        tensors = self._tensors(position) if parts else set[str]()
-        return any(_is_tensor(part, tensors) for part in parts)
+        known = self._tensors(position) if parts else {}
+        return any(_is_tensor(part, known) for part in parts)
 
-    def _tensors(self, position: Position) -> set[str]:
-        """Return the names that hold a tensor of torch's making, by what they were last set to above a position."""
-        tensors = set[str]()
+    def _tensors(self, position: Position) -> dict[str, bool]:
+        """Return the names that hold a tensor of torch's making, and with False those that hold an array of NumPy's.
+
+        They are what they were last set to before a position. In a block that may not have run, what is not known
+        leaves a name as it is, and a tensor makes none of an array.
+        """
+        known: dict[str, bool] = {}
         scopes = [node for node in self._around(position.file, position.line) if isinstance(node, _SCOPES)]
+        others = [span for scope in scopes[-1:] for span in _other_branches(scope, position.line)]
         loops = self.loops(position.file, position.first_line, position.line)
         begin, end = (loops[0].lineno, loops[0].end_lineno or 0) if loops else (position.line, 0)
         for scope in scopes:
-            tensors -= _parameters(scope)
-            sets, below = self.sets(scope), list[_Set]()
+            for name in _parameters(scope):
+                known.pop(name, None)
+            sets = self.sets(scope)
             if scope is scopes[-1]:  # the file around a function has run to its end when the function is called
                 above = [item for item in sets if item.end < position.line]
-                below = [item for item in sets if position.line <= item.end <= end]  # in the turn before
-                first = sum(item.end < begin for item in above)
-                sets = [*above[:first], *below, *above[first:]]
+                below = [item for item in sets if position.line <= item.end <= end]
+                sets = [*above, *below, *(item for item in above if item.end >= begin)]  # to here, and the next turn
             for item in sets:
-                names = stored_names(item.target)
-                if item.value is None or not _is_tensor(item.value, tensors):
-                    tensors -= names
-                elif item.block[0] <= position.line <= item.block[1] and item not in below:
-                    tensors |= names
-        return tensors
+                if any(first <= item.end <= last for first, last in others):
+                    continue
+                made = None if item.value is None else _is_tensor(item.value, known)
+                sure = item.block[0] <= position.line <= item.block[1]
+                for name in stored_names(item.target):
+                    if made is not None:
+                        known[name] = made and (sure or known.get(name, True))
+                    elif sure:
+                        known.pop(name, None)
+        return known
 
     def _sleeps(self, position: Position) -> bool:
         """Return whether a line of a library's calls ``sleep``, by its text: parsing libraries takes long."""
@@ -374,17 +384,37 @@ def _sets(scope: ast.AST) -> list[_Set]:
     return sorted(found, key=lambda item: item.target.lineno)
 
 
-def _is_tensor(node: ast.expr, tensors: set[str]) -> bool:
-    """Whether an expression begins with a call of torch's, or with one of ``tensors``, and stays a tensor."""
+def _other_branches(scope: ast.AST, line: int) -> Iterator[tuple[int, int]]:
+    """Yield the lines of the branches above a line that do not lead to it."""
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.If):
+            continue
+        for body in filter(None, (node.body, node.orelse)):
+            last = body[-1].end_lineno or 0
+            leaves = isinstance(body[-1], ast.Return | ast.Raise | ast.Continue)
+            if last < line and (leaves or line <= (node.end_lineno or 0)):
+                yield body[0].lineno, last
+
+
+def _is_tensor(node: ast.expr, known: Mapping[str, bool]) -> bool | None:
+    """Whether an expression is a tensor, by what it begins with: a call of torch's, or a name ``known`` as one.
+
+    False for an array of NumPy's; None where it is neither, or not known.
+    """
     if isinstance(node, ast.Name):
-        return node.id in tensors
+        return known.get(node.id)
     if isinstance(node, ast.BinOp):
-        return _is_tensor(node.left, tensors) or _is_tensor(node.right, tensors)
+        sides = _is_tensor(node.left, known), _is_tensor(node.right, known)
+        return True if True in sides else False if False in sides else None
     if isinstance(node, ast.Call):
-        return _makes_tensor(node) or (isinstance(node.func, ast.Attribute) and _is_tensor(node.func, tensors))
+        if _makes_tensor(node):
+            return True
+        if _MAKES_ARRAY.search(dotted(node.func)):
+            return False
+        return _is_tensor(node.func, known) if isinstance(node.func, ast.Attribute) else None
     if isinstance(node, ast.Attribute):
-        return node.attr not in _NO_TENSOR and _is_tensor(node.value, tensors)
-    return isinstance(node, ast.Subscript) and _is_tensor(node.value, tensors)
+        return None if node.attr in _NO_TENSOR else _is_tensor(node.value, known)
+    return _is_tensor(node.value, known) if isinstance(node, ast.Subscript) else None
 
 
 def _makes_tensor(call: ast.Call) -> bool:

@@ -232,6 +232,28 @@ def test_low_is_no_more_than_there_is_to_hide_behind():
     assert np.allclose(claim.gain_low, 150 / 700)
 
 
+def test_gradients_hide_behind_what_follows_the_first_of_them_alone():
+    builder = TraceBuilder(vendor="cpu")
+    node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    for index in range(5):
+        at = 1000.0 * index
+        builder.step(index, at, 1000)
+        builder.op("DistributedDataParallel.forward", at + 5, 95)
+        builder.op("aten::mm", at + 10, 80)
+        builder.op(node, at + 110, 2)
+        builder.op("aten::mm", at + 115, 40)
+        builder.op(node, at + 160, 12)
+        builder.op("c10d::allreduce_", at + 162, 5)
+        args = {"Input Dims": [[1024]], "Input type": ["float"]}
+        builder.event("gloo:all_reduce", "user_annotation", at + 170, 700, tid=GLOO, **args)
+        builder.op("aten::add_", at + 880, 50)
+    (claim,) = find(builder.build())
+    waits = claim.spans[:, 1] - claim.spans[:, 0]
+    # behind the first gradient: the other product and the ends of both nodes
+    hidden_us = float((claim.gain_low * waits).sum()) / 5000
+    assert 40 <= hidden_us <= 60
+
+
 def layers(builder: TraceBuilder, product: str, around: str = "") -> TraceBuilder:
     """Add four steps of a CPU job, each of six layers: 100 us of ``product``, then 50 us until an all-reduce ends."""
     for index in range(4):

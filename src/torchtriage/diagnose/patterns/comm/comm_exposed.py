@@ -7,8 +7,8 @@ Slow because: the compute units wait for the network, and often for the slowest 
     not depend on the result.
 Cost: bounded by the exposed time. One rank's recording cannot separate transfer from waiting for other ranks: the low
     end counts only the duration of the fastest of at least three equal messages, only while the next computation was
-    already enqueued, and no more than the computation without communication could hide; it is 0 where sizes were not
-    recorded.
+    already enqueued, and no more than the computation without communication could hide (of gradients: what follows the
+    first of them in their backward pass); it is 0 where sizes were not recorded.
 Fix: start collectives while gradients are still being computed (DDP's buckets, FSDP's prefetch), wait for
     ``async_op=True`` handles as late as possible, and give each rank more work per message.
 Leave it when: every layer needs its reduced result at once (tensor-parallel inference), or other ranks are simply
@@ -33,6 +33,7 @@ from torchtriage.diagnose.patterns.base import (
     Edit,
     Fix,
     Floats,
+    Ints,
     Kind,
     Mask,
     Pattern,
@@ -41,6 +42,7 @@ from torchtriage.diagnose.patterns.base import (
     given,
 )
 from torchtriage.diagnose.patterns.comm._collectives import trains
+from torchtriage.diagnose.patterns.comm._gradient_reduces import find_reduces
 from torchtriage.diagnose.patterns.comm._sharding import FSDP
 from torchtriage.diagnose.patterns.comm._tensor_parallel import tensor_parallel
 
@@ -49,9 +51,8 @@ PATTERN = Pattern.of(
 )
 FIX = Fix(
     text="Start collectives while there is still something to compute, and wait for them late.",
-    code="""model = DistributedDataParallel(
-    model, gradient_as_bucket_view=True, static_graph=True
-)
+    code="""# smaller buckets than the default 25 MB start earlier
+model = DistributedDataParallel(model, bucket_cap_mb=5)
 # or by hand:
 work = torch.distributed.all_reduce(tensor, async_op=True)
 ...  # computation that does not need it
@@ -90,10 +91,7 @@ def find(trace: Trace) -> Claims:
         low = np.zeros(len(spans))  # the next layer needs the sum
     elif not found.on_host:
         low *= _blocking_share(trace, trace.devices[0], spans)
-    # no more of it can hide than there is computation without communication
-    hidden_ns = float((low * intervals.covered(spans, judged)).sum())
-    room_ns = trace.steps.judged_ns(intervals.subtract(found.computing, found.running))
-    low = low * (min(1.0, room_ns / hidden_ns) if hidden_ns else 1.0)
+    low = _as_far_as_it_can_hide(found, low, spans, source)
     own = np.bincount(source, weights=intervals.covered(spans, judged), minlength=len(rows)).astype(np.int64)
     beyond_ns = int(np.maximum(own - found.fastest_ns, 0)[found.fastest_ns > 0].sum())
     steps = trace.steps
@@ -120,7 +118,7 @@ def find(trace: Trace) -> Claims:
         time_class="host" if found.on_host else "comm",
         method=(
             "exposed communication; low counts the fastest of equal messages, as far as there is"
-            " computation without communication" + ("" if found.on_host else ", while the next was enqueued")
+            " computation to hide it" + ("" if found.on_host else ", while the next was enqueued")
         ),
         evidence={
             "exposed_ms_per_step": ms(per_step),
@@ -141,6 +139,27 @@ def find(trace: Trace) -> Claims:
             else Edit("overlap", rows[keep], factor=(1 - transfer * training)[keep], best=0.0),
         ),
     )
+
+
+def _as_far_as_it_can_hide(found: Collectives, low: Floats, spans: Spans, source: Ints) -> Floats:
+    """Return ``low`` with no more hidden than there is computation without communication.
+
+    Of gradients that is what follows the first of them in their backward pass.
+    """
+    trace = found.trace
+    free = intervals.subtract(found.computing, found.running)
+    reduces = find_reduces(trace, found)
+    behind = intervals.EMPTY
+    gradients = np.zeros(len(found.rows), dtype=bool)
+    if reduces is not None:
+        gradients[reduces.at] = True
+        behind = intervals.union(intervals.spans(reduces.since_ns, trace.end_ns[found.rows[reduces.at]]))
+    out = low.copy()
+    for mine, room in ((gradients[source], intervals.intersect(free, behind)), (~gradients[source], free)):
+        hidden_ns = float((low * intervals.covered(spans, trace.steps.judged))[mine].sum())
+        if hidden_ns:
+            out[mine] *= min(1.0, trace.steps.judged_ns(room) / hidden_ns)
+    return out
 
 
 def _judged_elsewhere(found: Collectives) -> Mask:

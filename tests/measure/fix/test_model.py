@@ -172,6 +172,8 @@ def test_redacted_source_has_public_names_alone_and_comes_back_the_same():
         ('f"{acme"', 'f"text1"'),
         ('f"{total * 1e3:.1f} {row[1_000]}"', 'f"{total * 1e3:.1f} {row[1_000]}"'),
         ("f\"{row['4711 customers']}\"", "f\"{row['text1']}\""),
+        ('f"{total:#x} pays {total:_>#9x}"', 'f"{total:#x}text1{total:_>#9x}"'),
+        ('f"{total:~>#9x} pays"', 'f"text3"'),
         ('"pays {total}"', '"text1"'),
     ],
 )

@@ -47,7 +47,7 @@ _SIMPLE = re.compile(r"[\w.:/-]{0,40}")
 _STRING = re.compile(r"([A-Za-z]*)('''|\"\"\"|'|\")(.*)\2", re.DOTALL)
 _FIELDS = re.compile(r"(\{\{|\}\}|\{[^{}\n]+\})")
 """The expressions in an f-string; of one with braces of its own only what these hold."""
-_FORM = re.compile(r"\{([^{}\n]+?)((?:![ars])?(?::[-<>^+.,\d]*[a-zA-Z%]?)?\})")
+_FORM = re.compile(r"\{([^{}\n]+?)((?:![ars])?(?::[-<>^+.,\d#_ =*]*[a-zA-Z%]?)?\})")
 _OURS = re.compile(r"\b(?:name|text)\d+\b")
 
 
@@ -139,7 +139,9 @@ class SourceNames:
         assert match is not None
         prefix, quote, inner = match.groups()
         if "f" in prefix.lower():
-            return prefix + quote + "".join(map(self._piece, _FIELDS.split(inner))) + quote
+            shown = "".join(map(self._piece, _FIELDS.split(inner)))
+            # numbers of two texts that touch, or that follow a digit, would not be found
+            return prefix + quote + (shown if self.restore(shown)[0] == inner else self._text(inner)) + quote
         if _SIMPLE.fullmatch(inner) and all(map(self._is_public, _WORD.findall(inner))):
             return spelled
         return prefix + quote + self._text(inner) + quote

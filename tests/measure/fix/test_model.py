@@ -238,12 +238,13 @@ def test_a_model_is_told_what_became_of_its_change_and_asked_once_more(project, 
     assert f"it was not tried: the diff {quoted}" in again.messages[-1]["content"]
 
 
-def test_of_a_fix_that_names_what_is_in_the_source_the_usual_one_is_shown(project):
+@pytest.mark.parametrize(("code", "stays"), [("CMP031", False), ("CMP030", True), ("HST020", True)])
+def test_the_usual_fix_is_the_finding_s_unless_it_may_name_what_is_in_the_source(project, code, stays):
     asked: list[Question] = []
     ask = lambda questions: asked.extend(questions) or [(None, "no")]  # noqa: E731
-    found = replace(finding(project / "acme.py"), code="CMP030", fix=Fix("acme_ward is a value inside."))
+    found = replace(finding(project / "acme.py"), code=code, fix=Fix("Size 0 of acme_ward changes."))
     ModelProposer(ask).propose([found], Files(project))
-    assert "acme" not in asked[0].text
+    assert ("usual fix: Size 0 of acme_ward" in asked[0].text) == stays
     assert "usual fix: " in asked[0].text
 
 

@@ -18,7 +18,8 @@ from torchtriage.core.names import visible
 from torchtriage.core.units import format_ms
 from torchtriage.diagnose.lint.edits import lines_of
 from torchtriage.diagnose.lint.syntax import first_line
-from torchtriage.diagnose.patterns.base import catalogue
+from torchtriage.diagnose.patterns.base import lookup
+from torchtriage.diagnose.runs.compile_events import RECOMPILE
 from torchtriage.measure.fix.candidates import Candidate, Files
 from torchtriage.measure.fix.model_diff import DiffError, Shown, edits_of
 from torchtriage.measure.fix.proposal import Site
@@ -241,9 +242,9 @@ def _described(finding: Finding, shown: Mapping[str, Shown], names: SourceNames)
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]
     rows += [", ".join(numbers)] * bool(numbers)
-    # of the compiler's findings the fix names what is in the source
-    known = (entry.fix.text for entry in catalogue() if names.redact and entry.pattern.code == finding.code)
-    rows.append(f"usual fix: {next(known, finding.fix.text)}")
+    # of a recompilation the fix names what is in the source
+    fix = lookup(RECOMPILE).fix if names.redact and finding.code == RECOMPILE else finding.fix
+    rows.append(f"usual fix: {fix.text}")
     return "\n".join(rows)
 
 

@@ -206,7 +206,7 @@ def merge_notes(
     for notes in found.values():
         number, first = max(notes, key=lambda item: much(item[1]))
         ranks = list(dict.fromkeys(item for item, _ in notes))
-        where = _on(ranks, len(numbers))
+        where = on_ranks(ranks, len(numbers))
         same = len({note.message for _, note in notes}) == 1
         if same and len(ranks) == len(numbers):
             # what it counts is one rank's
@@ -227,7 +227,8 @@ def merge_notes(
     return out
 
 
-def _on(ranks: Sequence[int], n_ranks: int) -> str:
+def on_ranks(ranks: Sequence[int], n_ranks: int) -> str:
+    """Return on which of a job's ranks something is, in words."""
     if len(ranks) == n_ranks:
         return f"on all {n_ranks} ranks"
     if len(ranks) == 1:
@@ -258,5 +259,7 @@ def merge_checks(
         some = missing[code]
         part = f" on {len(some)} of {len(numbers)} ranks" if len(some) < len(numbers) else ""
         not_checked.append(replace(some[0], missing=tuple(f"{need}{part}" for need in some[0].missing)))
-    failed = [Crash(code, f"{error} ({_on(ranks, len(numbers))})") for (code, error), ranks in sorted(crashes.items())]
+    failed = [
+        Crash(code, f"{error} ({on_ranks(ranks, len(numbers))})") for (code, error), ranks in sorted(crashes.items())
+    ]
     return tuple(sorted(checked)), tuple(not_checked), tuple(failed)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from torchtriage.core.finding import Cost, Finding, Place, rank_order
-from torchtriage.diagnose.ranks.merge import name_step
+from torchtriage.diagnose.ranks.merge import name_step, on_ranks
 from torchtriage.diagnose.ranks.result import JobResult
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.memory.leaks.growth_test import CODE as LEAK
@@ -105,18 +105,21 @@ def with_leaks(result: Judged, seen: WatchReport | None, found: Sequence[Finding
     if not (answered or found) or LEAK not in known:
         return result
     grow = {rank for leak in found for rank in _ranks(leak)}
-    findings = [
-        finding for finding in result.findings if finding.code != LEAK or not (answered or _ranks(finding) <= grow)
+    findings: list[Finding] = [
+        _elsewhere(finding, grow) if finding.code == LEAK else finding
+        for finding in result.findings
+        if finding.code != LEAK or not (answered or _ranks(finding) <= grow)
     ]
+    told: list[Finding] = []
     for leak in found:
         cause = next((finding for finding in findings if _is_cause(finding, leak)), None)
-        if cause is None:
-            findings.append(leak)
-        else:  # that memory grows by it on some ranks says nothing of the others, nor of its time
-            findings[findings.index(cause)] = replace(leak, cost=cause.cost, ranks=cause.ranks)
+        if cause is not None:  # that memory grows by it on some ranks says nothing of the others, nor of its time
+            findings.remove(cause)
+            leak = replace(leak, message=leak.message + _where(leak, cause), cost=cause.cost, ranks=cause.ranks)
+        told.append(leak)
     return replace(
         result,
-        findings=tuple(sorted(findings, key=rank_order)),
+        findings=tuple(sorted([*findings, *told], key=rank_order)),
         healthy=result.healthy and not found,
         checked=tuple(sorted({*result.checked, LEAK})),
         not_checked=tuple(entry for entry in result.not_checked if entry.code != LEAK),
@@ -129,6 +132,22 @@ def _is_cause(finding: Finding, leak: Finding) -> bool:
         return False
     mine, its = finding.place.frame, leak.place.frame
     return mine is None or (its is not None and (mine.file, mine.line) == (its.file, its.line))
+
+
+def _elsewhere(finding: Finding, ranks: set[int]) -> Finding:
+    """Return a finding without these ranks."""
+    spread = finding.ranks
+    assert spread is not None
+    left = tuple(rank for rank in spread.ranks if rank not in ranks)
+    return replace(finding, ranks=replace(spread, n_with=spread.n_with - len(spread.ranks) + len(left), ranks=left))
+
+
+def _where(leak: Finding, cause: Finding) -> str:
+    """Return on which ranks memory grows, where its cause is on more."""
+    of_leak, of_cause = leak.ranks, cause.ranks
+    if of_leak is None or of_cause is None or of_leak.n_with == of_cause.n_with:
+        return ""
+    return f"; memory grows {on_ranks(of_leak.ranks, of_leak.n_ranks)}"
 
 
 def _ranks(finding: Finding) -> set[int]:

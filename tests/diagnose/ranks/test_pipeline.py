@@ -205,6 +205,16 @@ def test_a_pipeline_lacks_no_collectives_to_tell_a_late_rank_by() -> None:
     assert "COM036" not in {*result.checked, *(entry.code for entry in result.not_checked)}
 
 
+def test_collectives_with_ranks_that_are_not_recorded_tell_no_late_one() -> None:
+    builders = pipeline(2, 4, device=True, ranks=[0, 1], world=4)
+    for rank, builder in enumerate(builders):
+        for mark in [event for event in builder.events if event["name"].startswith("ProfilerStep")]:
+            end = mark["ts"] + mark["dur"]
+            all_reduce(builder, end - 1500, end - 500, 2, group=f"dp{rank}", ranks=[rank, rank + 2])
+    (entry,) = (entry for entry in judged(builders).not_checked if entry.code == "COM036")
+    assert entry.how_to_record == "record 5 or more whole steps at the same time on every rank"
+
+
 def test_an_order_without_a_name_claims_no_theory() -> None:
     result = judged(pipeline(2, 8, odd))
     (pipe,) = result.pipelines

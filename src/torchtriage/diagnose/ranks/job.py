@@ -44,6 +44,7 @@ OF_JOB = (STRAGGLER, *PIPELINES, *FINDERS, SLOW_LINK)
 """Codes of what is looked for in the ranks together."""
 _NOT_MATCHED = ("group-not-judged", "no-collectives", "no-waiting")
 """Codes of notes that say why waiting for collectives is not known."""
+_WHOLE_STEPS = "record 5 or more whole steps at the same time on every rank"
 MAX_COLLECTIVES = 200
 LATE_SHARE = 0.01
 """Of a step, that the others wait in equal collectives if each is like this one: below, nobody is last."""
@@ -152,9 +153,9 @@ def judge(
         # nobody's lateness is known, whatever each rank's own recording was looked at for
         checked = tuple(code for code in checked if code != STRAGGLER)
         missing = ("collectives of all ranks that match",)
-        # no entry where stages alone wait for each other: the pipeline is judged for that
-        advice = next((note.fix for note in own_notes if note.code in _NOT_MATCHED), None)
-        if advice is not None:
+        advice = next((note.fix for note in own_notes if note.code in _NOT_MATCHED), _WHOLE_STEPS)
+        # where stages alone wait for each other, the pipeline is judged for that
+        if not pipes.bubbles or any(len(rank.collectives) for rank in ranks):
             item = NotChecked(STRAGGLER, "rank-straggler", missing, advice)
             not_checked = tuple(sorted((*not_checked, item), key=lambda entry: entry.code))
     # what nobody's lateness costs is only replayed where the ranks wait in a way that the replay knows
@@ -408,7 +409,7 @@ def _own_notes(
                 "no-waiting",
                 "warn",
                 "no matched collective lies in a steady step: who waits for whom is not known",
-                "record 5 or more whole steps at the same time on every rank",
+                _WHOLE_STEPS,
             )
         )
     return notes

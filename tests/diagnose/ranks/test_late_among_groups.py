@@ -161,6 +161,7 @@ def test_all_together_save_up_to_as_much_as_the_late_rank() -> None:
     assert late.cost is not None
     assert result.joint_cost is not None
     assert result.joint_cost.high_ms >= late.cost.high_ms > 0
+    assert result.joint_cost.method == "at least the best one; at most what the best one may save"
 
 
 def test_a_hint_where_there_is_a_single_step() -> None:

@@ -488,8 +488,10 @@ def _together(
         ceilings.append(own + wait)
     low = max(cost.low_ms for cost in costs)
     high = min(sum(cost.high_ms for cost in costs), min(ceilings), step_ms)
+    best = max(cost.high_ms for cost in costs)
     # all of them give no less than any
-    high = max(high, *(cost.high_ms for cost in costs))
+    most = "what the slowest rank could save" if high >= best else "what the best one may save"
+    high = max(high, best)
     bound = Cost.of(
         low,
         high,
@@ -497,7 +499,7 @@ def _together(
         sum(cost.naive_ms for cost in costs),
         per=costs[0].per,
         basis="bounded",
-        method="at least the best one; at most what the slowest rank could save",
+        method=f"at least the best one; at most {most}",
         grade="C",
     )
     if joint is None:
@@ -506,7 +508,7 @@ def _together(
     if replayed is None:
         return bound
     low = max(replayed.low_ms, low)
-    high = max(min(replayed.high_ms, *ceilings), *(cost.high_ms for cost in costs), low)
+    high = max(min(replayed.high_ms, *ceilings), best, low)
     return replayed.saving(low, high, of_ms=step_ms)
 
 

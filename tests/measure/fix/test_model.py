@@ -12,11 +12,12 @@ import pytest
 from learn.review.server import Step, empty, hangs, no_json, says, serving, status
 
 from torchtriage.core.finding import Finding, Fix, Frame, Place
+from torchtriage.diagnose.runs.result import AccountLine, StepAccount
 from torchtriage.learn.review.asking import AskingLlm
 from torchtriage.learn.review.llm_reviewer import Endpoint, Limits, Prices
 from torchtriage.measure.fix import source_redaction
 from torchtriage.measure.fix.candidates import Files, changed
-from torchtriage.measure.fix.model import MOST_LINES, ModelProposer, Question
+from torchtriage.measure.fix.model import MOST_LINES, ModelProposer, Question, hottest_line
 from torchtriage.measure.fix.model_diff import LONGEST, DiffError, Shown, edits_of
 from torchtriage.measure.fix.source_redaction import SourceNames
 
@@ -246,6 +247,30 @@ def test_the_usual_fix_is_the_finding_s_unless_it_may_name_what_is_in_the_source
     ModelProposer(ask).propose([found], Files(project))
     assert ("usual fix: Size 0 of acme_ward" in asked[0].text) == stays
     assert "usual fix: " in asked[0].text
+
+
+def _account(*lines: tuple[int, float, str], gradients: tuple[tuple[int, float], ...] = ()) -> StepAccount:
+    spent = tuple(AccountLine("acme.py", line, "train_acme", kind, share) for line, share, kind in lines)
+    backward = tuple(AccountLine("acme.py", line, "train_acme", "gradients", share) for line, share in gradients)
+    return StepAccount("step", 20.0, 40, 300, "acme.py", 9, (), spent, gradients=backward)
+
+
+def test_a_model_hears_which_of_the_lines_shown_take_most(project):
+    asked: list[Question] = []
+    ask = lambda questions: asked.extend(questions) or [(None, "no")]  # noqa: E731
+    account = _account((10, 0.6, "operators"), (11, 0.1, "printing"), (400, 0.2, "Python"), gradients=((8, 0.25),))
+    ModelProposer(ask).propose([finding(project / "acme.py")], Files(project), account)
+    told = "file1.py line 10 60 % operators, file1.py line 8 25 % gradients, file1.py line 11 10 % printing"
+    assert f"lines by their share of the step: {told}\n" in asked[0].text
+
+
+def test_the_line_that_takes_most_counts_its_gradients_and_no_call_of_backward(project):
+    (project / "acme.py").write_text(SOURCE.replace("total = 0.0", "total.backward()"))
+    account = _account((8, 0.5, "operators"), (10, 0.2, "operators"), (11, 0.25, "printing"), gradients=((10, 0.4),))
+    (found,) = hottest_line(account, Files(project))
+    assert found.place.frame.line == 10
+    assert (found.cost.low_ms, found.cost.high_ms, found.cost.of_ms) == (0.0, pytest.approx(12.0), 20.0)
+    assert hottest_line(_account((8, 0.5, "operators")), Files(project)) == []
 
 
 def test_frames_of_a_file_that_is_shown_leave_room_for_others(project):

@@ -16,6 +16,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Cost, Finding, Fix, Frame, Place
 from torchtriage.core.record.side_effects import watch_effects
 from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.runs.result import AccountLine, StepAccount
 from torchtriage.measure.fix import fix as fixes
 from torchtriage.measure.fix.candidates import Candidate, Files
 from torchtriage.measure.fix.fix import FixInterrupted, Wanted, _Fixing, _Try, _written, best_of_each, judged
@@ -313,6 +314,18 @@ def test_a_model_whose_change_is_of_no_use_is_told_so_and_asked_once_more(fixing
     assert [row.reason for row in fixing.tries] == ["NameError: undefined", "killed"]
     assert "the changed program failed: NameError: undefined." in asked[1].text
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize(("findings", "only", "n_asked"), [(0, (), 1), (0, ("SYN001",), 0), (2, (), 2)])
+def test_without_a_finding_a_model_is_asked_about_the_line_that_takes_most(fixing, findings, only, n_asked):
+    asked: list[Question] = []
+    ask = lambda questions: asked.extend(questions) or [(None, "no")] * len(questions)  # noqa: E731
+    line = AccountLine("plain.py", 2, "<module>", "operators", 0.7)
+    account = StepAccount("step", 20.0, 40, 300, "plain.py", 1, (), (line,))
+    fixing.wanted = replace(fixing.wanted, only=only)
+    fixing.ask(ModelProposer(ask, redact=False), [found(f"HST{number}") for number in range(findings)], account)
+    assert len(asked) == n_asked
+    assert all(("hot-line (hint)" in question.text) == (not findings) for question in asked)
 
 
 def test_what_is_known_when_it_is_interrupted_is_shown(fixing, monkeypatch):

@@ -25,11 +25,12 @@ from torchtriage.core.version import __version__
 from torchtriage.diagnose.lint.edits import Autofix, exact_diff
 from torchtriage.diagnose.lint.edits import apply as apply_edits
 from torchtriage.diagnose.runs.analyze import judge_run
+from torchtriage.diagnose.runs.result import StepAccount
 from torchtriage.diagnose.runs.run_folder import all_recorded
 from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.measure.fix.candidates import Candidate, Files, candidates_of
-from torchtriage.measure.fix.model import ModelAnswer, ModelProposer
+from torchtriage.measure.fix.model import ModelAnswer, ModelProposer, hottest_line
 from torchtriage.measure.fix.project import ProjectCopy
 from torchtriage.measure.fix.race import Entrant, race
 from torchtriage.measure.fix.result import FIX_SCHEMA, Attempt, AttemptOutcome, FixResult, Unedited
@@ -239,14 +240,17 @@ class _Fixing:
                 row.outcome, row.reason = "not needed", ""
         return [row for row in waiting if row.candidate.finding not in mended]
 
-    def ask(self, model: ModelProposer, findings: Iterable[Finding]) -> None:
+    def ask(self, model: ModelProposer, findings: Iterable[Finding], account: StepAccount | None = None) -> None:
         """Try what a model proposes for findings without a change that helps; what is dropped says why.
 
-        Where that is of no use, the model is asked once more, with the reason.
+        Without any finding it is asked about the line that takes most of a step. Where what it proposes is of no use,
+        it is asked once more, with the reason.
         """
         mended = [row.candidate.finding for row in self.tries if row.keeps_promise]
         open_ones = [item for item in findings if item.saves and not any(item is other for other in mended)]
-        tried = self._try(lambda: model.propose(open_ones, self.files))
+        if not open_ones and not mended and account is not None and not self.wanted.only:
+            open_ones = hottest_line(account, self.files)
+        tried = self._try(lambda: model.propose(open_ones, self.files, account))
         again = [
             (answer, fate) for answer, row in tried if (fate := answer.fate(row.outcome, row.reason, row.verification))
         ]
@@ -465,7 +469,7 @@ def fix(
         fixing.attempt(list(map(fixing.measured, candidates)))
         fixing.spendable = 1.0
         if model is not None:
-            fixing.ask(model, findings)
+            fixing.ask(model, findings, recorded.recorded.account if recorded.recorded is not None else None)
         chosen, whole = fixing.together()
     except KeyboardInterrupt:
         if not fixing.tries:

@@ -13,13 +13,15 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from torchtriage.core.finding import Finding
+from torchtriage.core.finding import Cost, Finding, Frame, Place
 from torchtriage.core.names import visible
-from torchtriage.core.units import format_ms
+from torchtriage.core.units import format_ms, format_share
 from torchtriage.diagnose.lint.edits import lines_of
 from torchtriage.diagnose.lint.syntax import first_line
 from torchtriage.diagnose.patterns.base import lookup
 from torchtriage.diagnose.runs.compile_events import RECOMPILE
+from torchtriage.diagnose.runs.hot_lines import HOT_LINE
+from torchtriage.diagnose.runs.result import StepAccount
 from torchtriage.measure.fix.candidates import Candidate, Files
 from torchtriage.measure.fix.model_diff import DiffError, Shown, edits_of
 from torchtriage.measure.fix.proposal import Site
@@ -31,6 +33,8 @@ MODEL = "model"
 MOST_ASKED = 8
 """Findings, those that matter most first."""
 MOST_FUNCTIONS, MOST_LINES, AROUND = 3, 300, 30
+MOST_LISTED = 12
+"""Lines that are told by their share of the step."""
 LONGEST_WHAT = 100
 _QUOTED = re.compile(r"(['\"]).*\1")
 FORM = {
@@ -115,14 +119,23 @@ class ModelProposer:
         """Give each private name one number in all that is asked."""
         self.names = SourceNames(redact=self.redact)
 
-    def propose(self, findings: Sequence[Finding], files: Files) -> list[ModelAnswer]:
+    def propose(
+        self, findings: Sequence[Finding], files: Files, account: StepAccount | None = None
+    ) -> list[ModelAnswer]:
         """Return an answer for each finding that can be asked about.
+
+        ``account`` : of the step, whose lines the model is told with each finding.
 
         Raises UsageError: source cannot be redacted.
         """
-        shown = [(finding, _shown(finding, files, self.names)) for finding in findings]
-        asked = [row for row in shown if row[1]][:MOST_ASKED]
-        return self._answers([(*row, Question(_messages(*row, self.names), self.redact)) for row in asked])
+        asked: list[tuple[Finding, Mapping[str, Shown], Question]] = []
+        for finding in findings:
+            shown = _shown(finding, files, self.names)
+            if shown and len(asked) < MOST_ASKED:
+                spent = _spent(account, shown) if account is not None else ""
+                question = Question(_messages(finding, shown, self.names, spent), self.redact)
+                asked.append((finding, shown, question))
+        return self._answers(asked)
 
     def propose_again(self, answers: Sequence[tuple[ModelAnswer, str]]) -> list[ModelAnswer]:
         """Return other answers to the same questions, where the model learns what became of its first one.
@@ -158,6 +171,40 @@ class ModelProposer:
             refused = _QUOTED.sub("something", str(error)) if self.redact else str(error)
             return known(Candidate(finding, MODEL, what, {}), f"the model's diff {error}", refused)
         return known(Candidate(finding, MODEL, what, edits, per_run=per_run))
+
+
+def hottest_line(account: StepAccount, files: Files) -> list[Finding]:
+    """Return the line that takes most of a step, its gradients included, as a finding that promises nothing for sure.
+
+    A line that calls ``backward`` takes the time of other lines' gradients.
+    """
+    spent: dict[Frame, float] = {}
+    for line in (*account.lines, *account.gradients):
+        frame = Frame(line.file, line.line, line.function, exact=True, lines=(line.line,))
+        path = files.path_of(frame)
+        rows = lines_of(files.text(path)) if path is not None else []
+        if line.line <= len(rows) and ".backward(" not in rows[line.line - 1]:
+            spent[frame] = spent.get(frame, 0.0) + line.share
+    return [
+        HOT_LINE.finding(
+            severity="note",
+            certainty="hint",
+            message=f"the line takes {format_share(share)} of the {account.per}, its gradients included",
+            place=Place(frame=frame),
+            cost=Cost.of(
+                0.0,
+                share * account.of_ms,
+                account.of_ms,
+                share * account.of_ms,
+                per="step" if account.per == "step" else "window",
+                basis="bounded",
+                method="all that the line takes",
+                grade="C",
+            ),
+            evidence={"share": share},
+        )
+        for frame, share in sorted(spent.items(), key=lambda entry: -entry[1])[:1]
+    ]
 
 
 def _shown(finding: Finding, files: Files, names: SourceNames) -> dict[str, Shown]:
@@ -206,9 +253,9 @@ def _functions(finding: Finding, files: Files) -> Iterator[tuple[str, int, int]]
             yield place
 
 
-def _messages(finding: Finding, shown: Mapping[str, Shown], names: SourceNames) -> list[dict[str, str]]:
+def _messages(finding: Finding, shown: Mapping[str, Shown], names: SourceNames, spent: str) -> list[dict[str, str]]:
     source = "\n\n".join(f"--- {name}\n{_numbered(file)}" for name, file in shown.items())
-    described = _described(finding, shown, names)
+    described = "\n".join([_described(finding, shown, names), *[spent] * bool(spent)])
     digest = hashlib.sha256((described + source).encode("utf-8", "backslashreplace")).hexdigest()[:16]
     asked = _prompt("finding").replace("{digest}", digest).replace("{finding}", described).replace("{source}", source)
     return [{"role": "system", "content": _prompt("system")}, {"role": "user", "content": asked}]
@@ -246,6 +293,17 @@ def _described(finding: Finding, shown: Mapping[str, Shown], names: SourceNames)
     fix = lookup(RECOMPILE).fix if names.redact and finding.code == RECOMPILE else finding.fix
     rows.append(f"usual fix: {fix.text}")
     return "\n".join(rows)
+
+
+def _spent(account: StepAccount, shown: Mapping[str, Shown]) -> str:
+    """Return which of the lines shown take most of the step."""
+    parts = [
+        f"{name} line {line.line} {format_share(line.share)} {line.kind}"
+        for line in sorted((*account.lines, *account.gradients), key=lambda line: -line.share)
+        for name, file in shown.items()
+        if file.path.endswith(Path(line.file).name) and line.line in file.lines
+    ]
+    return f"lines by their share of the {account.per}: {', '.join(parts[:MOST_LISTED])}" if parts else ""
 
 
 @lru_cache(maxsize=2)

@@ -167,7 +167,11 @@ class SourceLoop:
     assigned: dict[str, int] = field(default_factory=dict)
     cleared: set[str] = field(default_factory=set)
     n_constant: int | None = None
-    comprehension: bool = False
+
+    @property
+    def comprehension(self) -> bool:
+        """Whether it is no statement of its own."""
+        return isinstance(self.node, ast.comprehension)
 
     @property
     def place(self) -> ast.expr | ast.stmt:

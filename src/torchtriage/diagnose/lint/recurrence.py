@@ -69,7 +69,7 @@ def _chains(pieces: list[Piece]) -> Iterator[Piece]:
 def _turns(facts: FileFacts) -> Iterator[Turn]:
     module = facts.module
     for loop in module.loops:
-        if loop.comprehension or loop.short or loop.times or not isinstance(loop.node, ast.stmt):
+        if loop.comprehension or loop.short or loop.times:
             continue
         if not module.is_program and not (loop.steps and _may_stay(facts, loop)):
             continue

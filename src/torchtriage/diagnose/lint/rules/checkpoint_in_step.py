@@ -51,7 +51,7 @@ def find(module: Module) -> Iterator[Hit]:
                 assert every is not None
                 yield Hit(every, f"a checkpoint is written every {number} steps", call.attr)
     for loop in module.loops:
-        if not loop.comprehension or not isinstance(loop.node, ast.comprehension):
+        if not isinstance(loop.node, ast.comprehension):
             continue
         copies = text_of(module.elements.get(loop.node, loop.node.iter), 200)
         if module.loop_contexts[loop].hot and ".state_dict()" in text_of(loop.node.iter) and _COPIES.search(copies):

@@ -43,7 +43,7 @@ def find(module: Module) -> Iterator[Hit]:
         if value.norm and call.context.hot:
             yield Hit(call.node, "the norm of the gradients is read in every step", call.attr)
     for loop in module.loops:
-        if loop.comprehension or loop.iterates.kind != "params" or not isinstance(loop.node, ast.For):
+        if loop.iterates.kind != "params" or not isinstance(loop.node, ast.For):
             continue
         context = module.loop_contexts[loop]
         if not (context.hot or context.function is not None) or context.rare:

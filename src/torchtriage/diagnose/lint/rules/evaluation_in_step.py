@@ -79,7 +79,7 @@ def _by_name(module: Module, passes: set[SourceFunction | None]) -> Iterator[Hit
 
 def _evaluates(loop: SourceLoop) -> bool:
     """Return whether a loop goes over all batches of a loader without training."""
-    if loop.comprehension or not loop.over_loader or loop.trains or not isinstance(loop.node, ast.For):
+    if not loop.over_loader or loop.trains or not isinstance(loop.node, ast.For):
         return False
     function: SourceFunction | None = loop.function
     leaves = any(isinstance(item, ast.Break) for item in ast.walk(loop.node))

@@ -60,8 +60,8 @@ def _penalty(module: Module, loop: SourceLoop) -> ast.expr | ast.stmt | None:
     """Return where a loss gets a term of each parameter, which the graph then holds."""
     if loop.iterates.kind != "params" or not module.loop_contexts[loop].hot or isinstance(loop.node, ast.While):
         return None
-    if loop.comprehension:
-        element = module.elements.get(loop.node) if isinstance(loop.node, ast.comprehension) else None
+    if isinstance(loop.node, ast.comprehension):
+        element = module.elements.get(loop.node)
         summed = any(
             call.attr == "sum" and any(item is element for item in ast.walk(call.node)) for call in module.called("sum")
         )
@@ -71,7 +71,7 @@ def _penalty(module: Module, loop: SourceLoop) -> ast.expr | ast.stmt | None:
             isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add)
         )
         if adds and isinstance(node, ast.AugAssign | ast.Assign) and _reduces(node.value, loop):
-            return loop.node  # type: ignore[return-value]
+            return loop.node
     return None
 
 
@@ -95,7 +95,7 @@ def _optimizer(call: SourceCall) -> Iterator[Hit]:
 
 
 def _updates(module: Module, loop: SourceLoop) -> bool:
-    if loop.comprehension or not isinstance(loop.node, ast.For) or not _over_params(module, loop):
+    if not isinstance(loop.node, ast.For) or not _over_params(module, loop):
         return False
     context = module.loop_contexts[loop]
     function = context.function

@@ -96,7 +96,7 @@ def _calls_loop(module: Module, context: Context, node: ast.With | ast.AsyncWith
 
 
 def _inside(loop: SourceLoop, node: ast.With | ast.AsyncWith) -> bool:
-    if loop.comprehension or isinstance(loop.node, ast.comprehension):
+    if isinstance(loop.node, ast.comprehension):
         return False
     return node.lineno <= loop.node.lineno <= (node.end_lineno or 0)
 

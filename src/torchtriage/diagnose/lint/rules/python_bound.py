@@ -344,7 +344,7 @@ def _takes_number(module: Module, node: ast.AST, counters: set[str]) -> bool:
 
 def _picks_pixels(outer: SourceLoop, inner: SourceLoop) -> bool:
     """Return whether the inner loop reads or writes an image pixel by pixel."""
-    return not isinstance(inner.node, ast.comprehension) and any(
+    return not inner.comprehension and any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("getpixel", "putpixel")
@@ -383,7 +383,7 @@ def _counts(module: Module, loop: SourceLoop) -> bool:
     """Return whether a loop computes with numbers, itself or in a function of the file."""
     if isinstance(loop.node, ast.While) or (loop.n_constant is not None and loop.n_constant < 8):
         return False
-    parts = module.turn(loop) if isinstance(loop.node, ast.comprehension) else [loop.node]
+    parts = module.turn(loop) if loop.comprehension else [loop.node]
     for node in (node for part in parts for node in ast.walk(part)):
         if _is_arithmetic(node):
             return True
@@ -402,7 +402,7 @@ def _is_arithmetic(node: ast.AST) -> bool:
 
 def _indexes_array(module: Module, outer: SourceLoop, inner: SourceLoop) -> bool:
     """Return whether the inner loop picks single elements of an array by both counters."""
-    if isinstance(inner.node, ast.comprehension):
+    if inner.comprehension:
         return False
     for node in ast.walk(inner.node):
         for item in _operands(node):

@@ -316,7 +316,7 @@ def _target(module: Module, node: ast.Call) -> str:
 def _in_steps(module: Module, name: str, scope: SourceFunction | None) -> bool:
     """Return whether a loop of steps of this scope reads a name without casting it."""
     for loop in module.loops:
-        if not loop.steps or loop.function is not scope or not isinstance(loop.node, ast.stmt):
+        if not loop.steps or loop.function is not scope:
             continue
         cast = {
             id(node.func.value)

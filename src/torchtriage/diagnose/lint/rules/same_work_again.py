@@ -48,5 +48,5 @@ def _turn(item: Repeated) -> str:
     """Return what computes it again, in words."""
     if item.step is not None:
         return f"every {item.step.name}()"
-    line = item.loop.node.lineno if item.loop is not None and isinstance(item.loop.node, ast.stmt) else 0
-    return f"every turn of the loop in line {line}"
+    assert item.loop is not None
+    return f"every turn of the loop in line {item.loop.place.lineno}"

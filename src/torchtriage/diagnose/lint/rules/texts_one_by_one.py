@@ -95,7 +95,7 @@ def _alone(module: Module, call: SourceCall) -> bool:
     over = loop.node.iter
     if isinstance(over, ast.List | ast.Tuple) or not names_in(given) & loop.targets:
         return False
-    if loop.comprehension and isinstance(loop.node, ast.comprehension):
+    if isinstance(loop.node, ast.comprehension):
         element = module.elements.get(loop.node)
         return element is not None and (element is call.node or _of(element, call.node))
     return call.user is not None and call.user.attr == "append" and call.context.function is loop.function

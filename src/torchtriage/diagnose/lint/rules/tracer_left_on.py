@@ -10,7 +10,6 @@ Quiet when: it is behind a debug or profile switch, or stopped before the loop.
 Source: Python documentation of ``tracemalloc`` and ``profile``.
 """
 
-import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, text_of
@@ -59,10 +58,7 @@ def _stopped(module: Module, call: SourceCall, end: str) -> bool:
     first = min(stops, default=0)
     return (
         bool(stops)
-        and not any(
-            loop.steps and not isinstance(loop.node, ast.comprehension) and call.node.lineno < loop.node.lineno < first
-            for loop in module.loops
-        )
+        and not any(loop.steps and call.node.lineno < loop.place.lineno < first for loop in module.loops)
         and not any(
             call.node.lineno < other.node.lineno < first
             and other.callees

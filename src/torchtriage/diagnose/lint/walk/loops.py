@@ -19,9 +19,7 @@ def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.Genera
     walker.scopes.append({})
     for generator in node.generators:
         iterated = walker.eval(generator.iter)
-        loop = SourceLoop(
-            generator, walker.context.loop, walker.function, iterated, path_of(generator.iter), comprehension=True
-        )
+        loop = SourceLoop(generator, walker.context.loop, walker.function, iterated, path_of(generator.iter))
         walker.module.loops.append(loop)
         walker.module.loop_contexts[loop] = walker.context
         walker.context = walker.inside(loop=loop)

@@ -248,9 +248,14 @@ class Context:
         return next((loop for loop in self.loops() if loop.steps), None)
 
     @property
+    def seldom(self) -> bool:
+        """Whether a condition keeps it from running in every step."""
+        return self.rare or self.aside
+
+    @property
     def hot(self) -> bool:
         """Whether it runs in every step, in the process that takes the steps."""
-        if self.rare or self.aside or (self.function is not None and self.function.loads):
+        if self.seldom or (self.function is not None and self.function.loads):
             return False
         return self.step_loop is not None or self.in_step_function
 
@@ -259,7 +264,7 @@ class Context:
         """How often it runs, where that is often: in every step, or in each call of what a library offers for steps."""
         if self.hot:
             return "in every step"
-        if self.rare or self.aside or self.function is None or self.function.loads or not self.function.offered:
+        if self.seldom or self.function is None or self.function.loads or not self.function.offered:
             return ""
         return "in each call"
 
@@ -273,7 +278,7 @@ class Context:
     @property
     def repeated(self) -> bool:
         """Whether it runs in every step, or in every turn of another loop: a round, a fold, an episode."""
-        if self.rare or self.aside or (self.function is not None and self.function.loads):
+        if self.seldom or (self.function is not None and self.function.loads):
             return False
         if self.step_loop is not None or self.in_step_function:
             return True

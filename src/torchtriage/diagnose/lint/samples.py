@@ -66,7 +66,7 @@ class Samples:
         for function in self.functions:
             spans = self._guards[function]
             for call in self._by_function[function]:
-                if not (call.context.rare or call.context.aside) and not _guarded(call.node, spans):
+                if not call.context.seldom and not _guarded(call.node, spans):
                     yield call
 
     def is_fixed(self, node: ast.AST, function: SourceFunction) -> bool:

@@ -30,9 +30,7 @@ FIX = Fix(
 def find(module: Module) -> Iterator[Hit]:
     """Yield loaders without workers."""
     for call in module.called(*LOADERS):
-        if workers(module, call) != 0 or call.context.aside or call.context.rare:
-            continue
-        if in_memory(module, call):
+        if workers(module, call) != 0 or call.context.seldom or in_memory(module, call):
             continue
         known = dataset(module, call)
         cheap = known is not None and module.on_cpu and not reads_or_transforms(module, known)

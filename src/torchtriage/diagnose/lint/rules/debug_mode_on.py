@@ -43,23 +43,19 @@ _ANOMALY = tuple(
 def find(module: Module) -> Iterator[Hit]:
     """Yield debugging modes that are switched on for everybody."""
     for call in module.called(*_ANOMALY):
-        if _quiet(call) or not _is_on(module, call):
+        if call.context.seldom or not _is_on(module, call):
             continue
         yield Hit(call.node, f"{call.attr} checks every operator of the backward pass", call.attr)
     for node, name, value, context in module.environ:
         setting = literal(value)
-        if context.aside or context.rare:
+        if context.seldom:
             continue
         if name in _VARIABLES and isinstance(setting, str) and setting not in _OFF and setting[:1] != "-":
             yield Hit(node, f"{name}={setting} is set for every run")
     for call in [*module.called("os.environ.setdefault"), *module.called("os.putenv")]:
         given = [literal(arg) for arg in call.node.args[:2]]
-        if len(given) == 2 and given[0] in _VARIABLES and given[1] not in _OFF and not _quiet(call):
+        if len(given) == 2 and given[0] in _VARIABLES and given[1] not in _OFF and not call.context.seldom:
             yield Hit(call.node, f"{given[0]}={given[1]} is set for every run")
-
-
-def _quiet(call: SourceCall) -> bool:
-    return call.context.aside or call.context.rare
 
 
 def _is_on(module: Module, call: SourceCall) -> bool:

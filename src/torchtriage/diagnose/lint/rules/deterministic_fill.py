@@ -28,5 +28,5 @@ def find(module: Module) -> Iterator[Hit]:
         return
     for call in module.called("torch.use_deterministic_algorithms"):
         wanted = bool(call.node.args) and literal(call.node.args[0]) is True
-        if wanted and not call.context.aside and not call.context.rare:
+        if wanted and not call.context.seldom:
             yield Hit(call.node, "every run is made deterministic")

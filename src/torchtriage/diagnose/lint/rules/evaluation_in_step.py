@@ -53,7 +53,7 @@ def find(module: Module) -> Iterator[Hit]:
         around = call.context.step_loop
         if around is None or not _is_training(around) or not passes.intersection(call.callees):
             continue
-        if not call.context.rare and not call.context.aside:
+        if not call.context.seldom:
             yield Hit(call.node, f"every step of training goes through all of this: {text_of(call.node)}", call.attr)
         elif call.context.modulo and (every := next(filter(_is_often, runs_every(module, call)), 0)):
             message = f"training goes through all of this every {every} steps: {text_of(call.node)}"
@@ -65,7 +65,7 @@ def _by_name(module: Module, passes: set[SourceFunction | None]) -> Iterator[Hit
     """Yield calls given a held-out set, where what they do is not in this file."""
     for call in module.calls:
         loop = call.context.step_loop
-        if loop is None or loop is not call.context.loop or call.context.rare or call.context.aside:
+        if loop is None or loop is not call.context.loop or call.context.seldom:
             continue
         if passes.intersection(call.callees) or not _takes_batches(loop) or not _held_out(call, loop):
             continue

@@ -40,7 +40,7 @@ def find(module: Module) -> Iterator[Hit]:
             literal(backend) == "gloo"
             and module.names_cuda
             and any(item.value.ddp for item in module.calls)
-            and not (call.context.aside or call.context.rare)
+            and not call.context.seldom
         ):
             yield Hit(call.node, f"gloo exchanges through the host: {text_of(call.node)}", call.attr)
     wrapped = [call for call in module.calls if _is_fsdp(call)]

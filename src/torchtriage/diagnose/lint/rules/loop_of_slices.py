@@ -69,7 +69,7 @@ def _saves_memory(module: Module, loop: SourceLoop) -> bool:
 def _may_repeat(module: Module, context: Context) -> bool:
     """Return whether a loop runs again and again, as far as its file can say."""
     function = context.function
-    if context.rare or context.aside or (function is not None and (function.sets_up or function.loads)):
+    if context.seldom or (function is not None and (function.sets_up or function.loads)):
         return False
     if context.often:
         return True

@@ -41,7 +41,7 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield loops over rows whose turns are independent and compute with torch."""
     for loop in module.loops:
         context = module.loop_contexts[loop]
-        if context.rare or context.aside or not loop.targets:
+        if context.seldom or not loop.targets:
             continue
         if context.function is not None and context.function.name == "__init__":
             continue

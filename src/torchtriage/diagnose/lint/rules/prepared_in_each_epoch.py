@@ -49,7 +49,7 @@ def find(module: Module) -> Iterator[Hit]:
         loop = call.context.loop
         if loop is None or not loop.wraps or not isinstance(loop.node, ast.For) or loop.short or loop.n_constant == 1:
             continue
-        if call.context.rare or call.context.aside or call.stored or _is_setting(loop):
+        if call.context.seldom or call.stored or _is_setting(loop):
             continue
         name = call.attr
         if (

@@ -45,7 +45,7 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield profilers around loops of steps without a schedule."""
     yield from _started(module)
     for _item, call, context, node in module.withs:
-        if context.rare or context.aside:
+        if context.seldom:
             continue
         if call.name in PROFILERS and keyword(call.node, "schedule") is None:
             if not _optional(call) and (
@@ -63,7 +63,7 @@ def _started(module: Module) -> Iterator[Hit]:
     started = {module.name_of(call.owner) for call in module.sent("start", "__enter__") if call.owner is not None}
     for call in module.called(*PROFILERS):
         if call.target and call.target in started and keyword(call.node, "schedule") is None:
-            quiet = call.context.rare or call.context.aside or _optional(call)
+            quiet = call.context.seldom or _optional(call)
             if not quiet and any(map(_long, module.loops)):
                 yield Hit(call.node, "the profiler records every step until it is stopped")
 

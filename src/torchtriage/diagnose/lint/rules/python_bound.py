@@ -56,7 +56,7 @@ def find(module: Module) -> Iterator[Hit]:
         outer = loop.outer
         assert outer is not None
         context = module.loop_contexts[outer]
-        if outer in done or outer.steps or context.rare or context.aside:
+        if outer in done or outer.steps or context.seldom:
             continue
         if not _repeats(context):
             continue

@@ -42,7 +42,7 @@ def find(module: Module) -> Iterator[Hit]:
         return
     for loop in module.loops:
         context = module.loop_contexts[loop]
-        if context.rare or context.aside:
+        if context.seldom:
             continue
         if isinstance(loop.node, ast.While):
             if _suppresses(module, loop):

@@ -42,7 +42,7 @@ def find(module: Module) -> Iterator[Hit]:
         return
     for call in module.calls:
         switch = _switched_on(module, call)
-        if switch is None or call.context.rare or call.context.aside or _for_memory(module, switch):
+        if switch is None or call.context.seldom or _for_memory(module, switch):
             continue
         on = _holds(module, call)
         if on is False:

@@ -83,7 +83,7 @@ def find(module: Module) -> Iterator[Hit]:
                 yield Hit(call.node, f"float64 from here on: {text_of(call.node)}", call.attr)
             elif (
                 call.receiver.kind == "module"
-                and not (call.context.rare or call.context.aside)
+                and not call.context.seldom
                 and (call.attr == "double" or _names_double(module, call))
                 and any(loop.steps for loop in module.loops)
                 and not _on_purpose(module, call)
@@ -99,7 +99,7 @@ def find(module: Module) -> Iterator[Hit]:
             message = f"cast there and back, only to select {call.context.often}: {text_of(back.node)}"
             yield Hit(back.node, message, call.attr, fix=_AS_IT_IS)
     for call in module.called("torch.set_default_dtype"):
-        if _names_double(module, call) and not (call.context.rare or call.context.aside or _on_purpose(module, call)):
+        if _names_double(module, call) and not (call.context.seldom or _on_purpose(module, call)):
             yield Hit(call.node, "every tensor is made in float64 from here on", call.attr, severity="medium")
     if "numpy" in text:
         for call in module.called("torch.from_numpy", "torch.tensor", "torch.as_tensor"):

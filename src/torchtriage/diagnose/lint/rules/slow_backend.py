@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, Severity, keyword, literal, text_of, unpacks
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, Severity, keyword, literal, text_of, unpacks
 from torchtriage.diagnose.lint.syntax import path_of
 
 RULE = Rule("CFG102", "slow-backend", "config", "A setting takes the slow path in every run", "medium")
@@ -60,19 +60,19 @@ def find(module: Module) -> Iterator[Hit]:
     for assign in module.assigns:
         root, dot, rest = assign.target.partition(".")
         setting = _FLAGS.get(module.aliases.get(root, root) + dot + rest) if dot else None
-        if setting is None or _quiet(assign.context) or literal(assign.expression) is not setting.value:
+        if setting is None or assign.context.seldom or literal(assign.expression) is not setting.value:
             continue
         yield Hit(assign.node, f"{setting.says}: {text_of(assign.node)}", severity=setting.severity)
     for call in module.called(*_CALLS):
         value, says = _CALLS[call.name]
-        if not _quiet(call.context) and call.node.args and literal(call.node.args[0]) is value:
+        if not call.context.seldom and call.node.args and literal(call.node.args[0]) is value:
             yield Hit(call.node, f"{says}: {text_of(call.node)}", call.attr)
     for call in module.called("torch.nn.attention.sdpa_kernel"):
         chosen = {path_of(item).rpartition(".")[2] for item in _items(call.node)}
-        if chosen == {"MATH"} and not _quiet(call.context) and "torch.export" not in module.text:
+        if chosen == {"MATH"} and not call.context.seldom and "torch.export" not in module.text:
             yield Hit(call.node, "attention may take its unfused path only", call.attr, severity="low")
     yield from _of_libraries(module)
-    said = [(node, name, value, context) for node, name, value, context in module.environ]
+    said = list(module.environ)
     said += [
         (call.node, str(literal(call.node.args[0])), call.node.args[1], call.context)
         for call in module.called("os.environ.setdefault", "os.putenv")
@@ -80,14 +80,14 @@ def find(module: Module) -> Iterator[Hit]:
     ]
     for node, name, given, context in said:
         value_says = _VARIABLES.get(name)
-        if value_says is not None and literal(given) == value_says[0] and not _quiet(context):
+        if value_says is not None and literal(given) == value_says[0] and not context.seldom:
             yield Hit(node, f"{value_says[1]}: {name}={value_says[0]} for every run")
 
 
 def _of_libraries(module: Module) -> Iterator[Hit]:
     """Yield what transformers and diffusers are asked for that is slower."""
     for call in module.calls:
-        if _quiet(call.context):
+        if call.context.seldom:
             continue
         if call.attr == "enable_attention_slicing" and not call.node.args and call.receiver.kind != "module":
             message = "attention runs in slices, where its fused kernel needs no more memory"
@@ -114,7 +114,3 @@ def _items(node: ast.Call) -> list[ast.expr]:
     if isinstance(given, ast.List | ast.Tuple):
         return given.elts
     return [given] if given is not None else []
-
-
-def _quiet(context: Context) -> bool:
-    return context.aside or context.rare

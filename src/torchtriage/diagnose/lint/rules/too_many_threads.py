@@ -29,7 +29,7 @@ _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 def find(module: Module) -> Iterator[Hit]:
     """Yield numbers of threads that are written down."""
     for call in module.called("torch.set_num_threads", "torch.set_num_interop_threads"):
-        if call.context.rare or call.context.aside or not call.node.args:
+        if call.context.seldom or not call.node.args:
             continue
         given = call.node.args[0]
         number = module.constant(given, call.context)

@@ -41,7 +41,7 @@ def find(module: Module) -> Iterator[Hit]:
         return
     for name, end in _STARTS.items():
         for call in module.called(name):
-            if call.context.rare or call.context.aside or _switches_off(call):
+            if call.context.seldom or _switches_off(call):
                 continue
             if not (end and _stopped(module, call, end)):
                 yield Hit(call.node, f"all Python code runs under a tracer: {text_of(call.node)}", call.attr)

@@ -72,7 +72,7 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield settings of a trainer whose constant value costs."""
     for call in module.calls:
         table = _table(call)
-        if table is None or call.context.aside or call.context.rare:
+        if table is None or call.context.seldom:
             continue
         for given in call.node.keywords:
             row = table.get(given.arg or "")

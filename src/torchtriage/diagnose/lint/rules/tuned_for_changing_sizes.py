@@ -43,7 +43,7 @@ def find(module: Module) -> Iterator[Hit]:
     for assign in module.assigns:
         if not assign.target.endswith("cudnn.benchmark") or literal(assign.expression) is not True:
             continue
-        if assign.context.aside or assign.context.rare:
+        if assign.context.seldom:
             continue
         if _draws_sizes(module) or (_one_by_one(module) and not _ONE_SIZE.search(module.text)):
             yield Hit(assign.node, "kernels are tried out for each size anew, and sizes change from step to step")

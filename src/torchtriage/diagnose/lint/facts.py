@@ -206,6 +206,12 @@ class SourceLoop:
         """Whether it turns too seldom to be a loop of steps."""
         return self.n_constant is not None and self.n_constant <= 2
 
+    def around(self) -> Iterator[SourceLoop]:
+        """Yield the loops around it in its function, innermost first."""
+        if self.outer is not None:
+            yield self.outer
+            yield from self.outer.around()
+
 
 @dataclass(eq=False, slots=True)
 class Context:
@@ -232,10 +238,9 @@ class Context:
 
     def loops(self) -> Iterator[SourceLoop]:
         """Yield the loops around it in its function, innermost first."""
-        loop = self.loop
-        while loop is not None:
-            yield loop
-            loop = loop.outer
+        if self.loop is not None:
+            yield self.loop
+            yield from self.loop.around()
 
     @property
     def statement_loop(self) -> SourceLoop | None:

@@ -84,14 +84,8 @@ def _made_again(module: Module, call: SourceCall) -> bool:
     around, function = call.context.loop, call.context.function
     walks = _walks(module, call)
     if around is not None and not around.comprehension:
-        return any(around in _outward(loop) for loop in walks)
+        return any(around in loop.around() for loop in walks)
     return function is not None and function.called_again and bool(walks)
-
-
-def _outward(loop: SourceLoop) -> Iterator[SourceLoop]:
-    while loop.outer is not None:
-        loop = loop.outer
-        yield loop
 
 
 def _again(module: Module, call: SourceCall) -> bool:

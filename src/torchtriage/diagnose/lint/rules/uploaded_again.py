@@ -99,12 +99,10 @@ def _is_used(module: Module, call: SourceCall) -> bool:
 
 
 def _changes(loop: SourceLoop, root: str) -> bool:
-    outer: SourceLoop | None = loop
-    while outer is not None:
-        if root in outer.targets or root in outer.assigned or root in bound_names(outer.node):
-            return True
-        outer = outer.outer
-    return False
+    return any(
+        root in outer.targets or root in outer.assigned or root in bound_names(outer.node)
+        for outer in (loop, *loop.around())
+    )
 
 
 def _known(module: Module, root: str, loop: SourceLoop | None) -> bool:

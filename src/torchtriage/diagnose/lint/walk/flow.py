@@ -82,7 +82,7 @@ def _mark_outer(module: Module, edges: Edges) -> None:
             function.holds = True
     for loop in module.loops:
         if loop.trains or loop.over_loader:
-            for outer in _around(loop):
+            for outer in loop.around():
                 outer.wraps = True
         elif any(call.holds for call in loop.calls):
             loop.wraps = True
@@ -98,7 +98,11 @@ def _mark_outermost(module: Module, edges: Edges) -> None:
 
     Trials, runs and settings are no such loops: of these each turn holds some.
     """
-    repeated = {callee for context, callee in edges if any(map(_is_work, _statements(context)))}
+    repeated = {
+        callee
+        for context, callee in edges
+        if any(_is_work(loop) for loop in context.loops() if not (loop.comprehension or loop.short))
+    }
     changed = True
     while changed:
         found = {callee for context, callee in edges if context.function in repeated} - repeated
@@ -107,8 +111,8 @@ def _mark_outermost(module: Module, edges: Edges) -> None:
     for loop in module.loops:
         if loop.comprehension or loop.short or not _is_work(loop) or loop.function in repeated:
             continue
-        works = loop.works or any(inner.works and _outward(inner, loop) for inner in module.loops)
-        if works and not any(_is_work(outer) and not outer.short for outer in _around(loop)):
+        works = loop.works or any(inner.works and loop in inner.around() for inner in module.loops)
+        if works and not any(_is_work(outer) and not outer.short for outer in loop.around()):
             loop.outermost = True
 
 
@@ -147,22 +151,6 @@ _ONCE = re.compile(
     r"plot|draw|show|assert|quantiz|epoch|equal|[sg]et_|index_for|visual|save|write|dump|export|convert|check|valid|debug|test|print|repr|process|collate|augment"
     r"|resize|prompt|predict|generate|infer|Pipeline|Processor$|Tokenizer|Extractor|_init|init_"
 )
-
-
-def _statements(context: Context) -> list[SourceLoop]:
-    return [loop for loop in context.loops() if not (loop.comprehension or loop.short)]
-
-
-def _around(loop: SourceLoop) -> list[SourceLoop]:
-    found, outer = [], loop.outer
-    while outer is not None:
-        found.append(outer)
-        outer = outer.outer
-    return found
-
-
-def _outward(inner: SourceLoop, loop: SourceLoop) -> bool:
-    return loop in _around(inner)
 
 
 def _is_work(loop: SourceLoop) -> bool:

@@ -129,6 +129,11 @@ class SourceFunction:
         return argument(call, name, self.places.index(name) if name in self.places else -1)
 
     @property
+    def in_module(self) -> bool:
+        """Whether it is part of a module's own code: whoever uses that module says where it lives, and what trains."""
+        return self.owner is not None and self.owner.is_module
+
+    @property
     def sets_up(self) -> bool:
         """Whether it prepares things, by its name."""
         return _SETUP.search(self.name) is not None
@@ -432,7 +437,10 @@ class Module:
         ):
             return True
         return any(
-            call.value.kind == "module" and call.value.device == CPU and not _in_module(call) for call in self.calls
+            call.value.kind == "module"
+            and call.value.device == CPU
+            and not (call.context.function is not None and call.context.function.in_module)
+            for call in self.calls
         )
 
     @cached_property
@@ -588,9 +596,3 @@ class Module:
 _BUILDS_LAYER = re.compile(r"nn\.(?<!\wnn\.)(?<!class nn\.)[A-Z]\w+\(")
 _BUILDS = re.compile(r"([A-Z](?<!\w.)(?<!class .)\w+)\(")
 _MODEL = re.compile(r"(?:Model|Net)$|For[A-Z]\w")
-
-
-def _in_module(call: SourceCall) -> bool:
-    """Return whether a call stands in a module's own code: whoever uses it says where it lives."""
-    function = call.context.function
-    return function is not None and function.owner is not None and function.owner.is_module

@@ -67,10 +67,8 @@ CLOCKS = frozenset(
     f"time.{name}{suffix}" for name in ("time", "perf_counter", "monotonic", "process_time") for suffix in ("", "_ns")
 ) | {"timeit.default_timer"}
 
-MODULE_BASES = re.compile(
-    r"(^torch\.nn\.)|((^|\.)(\w*Module|ModelMixin|\w*PreTrainedModel|Module|\w*LightningModule)$)"
-)
-LIGHTNING = re.compile(r"(^|\.)\w*LightningModule$|(^|\.)(L|pl)\.LightningModule$")
+MODULE_BASES = re.compile(r"(^torch\.nn\.)|((^|\.)(\w*Module|ModelMixin|\w*PreTrainedModel)$)")
+LIGHTNING = re.compile(r"(^|\.)\w*LightningModule$")
 PRETRAINED = re.compile(r"For[A-Z]\w|Autoencoder|Transformer|(Model|Net|VAE|Encoder|Unet|Classifier|Policy|Backbone)$")
 
 MODULE = re.compile(

@@ -87,7 +87,7 @@ def _is_whole(module: Module, call: SourceCall, given: ast.expr) -> bool:
     last = call.target.rpartition(".")[2]
     used = re.compile(rf"\b{re.escape(last)}\.weight\b(?!\.(data|shape|size|device|dtype))") if last else None
     return used is not None and any(
-        (function.steps or function.called_hot or (function.owner is not None and function.owner.is_module))
+        (function.steps or function.called_hot or function.in_module)
         and not (function.no_grad or function.called_without_grad or function.name == "__init__")
         and used.search(module.text_of(function))
         for function in module.functions

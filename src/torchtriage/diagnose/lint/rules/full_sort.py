@@ -118,8 +118,7 @@ def _needs_order(call: SourceCall) -> bool:
     if literal(keyword(call.node, "stable")) is True:
         return True
     function = call.context.function
-    module = function is not None and function.owner is not None and function.owner.is_module
-    return module and call.attr in ("randperm", "permutation")
+    return function is not None and function.in_module and call.attr in ("randperm", "permutation")
 
 
 def _named(module: Module, calls: list[SourceCall]) -> dict[str, SourceCall]:

@@ -118,7 +118,7 @@ def _detached(module: Module) -> Iterator[Hit]:
 
 def _is_layer(call: SourceCall, function: SourceFunction | None) -> bool:
     """Return whether a layer or a loss is run in the code of a module, which its callers switch off."""
-    inside = function is not None and _in_module(function)
+    inside = function is not None and function.in_module
     return call.receiver.of.endswith("Loss") or (inside and call.receiver.of.startswith("torch."))
 
 
@@ -245,7 +245,7 @@ def _script(module: Module) -> bool:
 
 def _is_never_trained(module: Module, function: SourceFunction) -> bool:
     """Return whether a program calls a function, and no caller can take gradients of what it gives."""
-    if not module.is_program or function.called_without_grad or function.compiled or _in_module(function):
+    if not module.is_program or function.called_without_grad or function.compiled or function.in_module:
         return False
     if takes_gradients(module, function.node):
         return False
@@ -277,12 +277,6 @@ def _outlives(assign: Assign) -> bool:
     return "." in assign.target or (assign.how == "append" and assign.value.kind != "host")
 
 
-def _in_module(function: SourceFunction) -> bool:
-    """Return whether a function is part of a module's own code, whose callers decide."""
-    owner = function.owner
-    return owner is not None and (owner.is_lightning or owner.is_module)
-
-
 def _infers(module: Module, function: SourceFunction) -> bool:
     if INFERENCE.match(function.name) is None and not function.serves:
         return False
@@ -293,7 +287,7 @@ def _infers(module: Module, function: SourceFunction) -> bool:
         return False
     owner = function.owner
     if owner is not None and (
-        (_in_module(function) and not _gives_host_values(function))
+        (function.in_module and not _gives_host_values(function))
         or function.name.startswith("_")  # its public callers switch autograd off, or not
         or any(base.endswith("Pipeline") for base in owner.bases)
     ):

@@ -77,10 +77,10 @@ def _may_repeat(module: Module, context: Context) -> bool:
         return False
     if module.alone and not function.called_in_loop and not any(callee is function for _, callee in module.edges):
         # a loss, a mask, a metric for others to call
-        return function.owner is None or function.owner.is_module
+        return function.owner is None or function.in_module
     if not module.is_program:
         return False
-    return function.called_again or function.called_hot or (function.owner is not None and function.owner.is_module)
+    return function.called_again or function.called_hot or function.in_module
 
 
 def _counters(loop: SourceLoop) -> set[str]:

@@ -58,8 +58,7 @@ def find(module: Module) -> Iterator[Hit]:
     yield from _by_tokenizer(module)
     for function in module.functions:
         text = module.text_of(function)
-        inside = function.owner is not None and function.owner.is_module
-        if inside or function.runs_module or function.steps or function.holds or not _LENGTH.search(text):
+        if function.in_module or function.runs_module or function.steps or function.holds or not _LENGTH.search(text):
             continue
         yield from _by_hand(module, function)
 

@@ -48,7 +48,7 @@ def find(module: Module) -> Iterator[Hit]:
     infers = module.is_program and not module.trains and ".step(" not in module.text
     for call in module.calls:
         receiver, function = call.receiver, call.context.function
-        if function is not None and function.owner is not None and function.owner.is_module:
+        if function is not None and function.in_module:
             continue  # whoever owns this module decides
         if function is not None and function.has_backward:
             continue  # in the middle of training: a value that the loss takes as given

@@ -45,10 +45,8 @@ def _up(edges: Edges) -> None:
 def _tell_caller(context: Context, callee: SourceFunction) -> bool:
     """Pass on what a call does to the loop or the function that it stands in."""
     function, loop = context.function, context.statement_loop
-    in_module = function is not None and function.owner is not None and function.owner.is_module
-    runs_module = callee.runs_module
-    if callee.owner is not None and callee.owner.is_module and callee.works and callee.name != "__init__":
-        runs_module = True
+    in_module = function is not None and function.in_module
+    runs_module = callee.runs_module or (callee.in_module and callee.works and callee.name != "__init__")
     before = (loop.runs_module, loop.works) if loop is not None else ()
     if loop is not None and not context.rare:
         loop.works = loop.works or callee.works
@@ -156,9 +154,7 @@ _ONCE = re.compile(
 def _is_work(loop: SourceLoop) -> bool:
     """Return whether a loop may be the program's own: no epochs, no setting up, no part of a module."""
     function = loop.function
-    if function is not None and function.sets_up:
-        return False
-    if function is not None and function.owner is not None and function.owner.is_module:
+    if function is not None and (function.sets_up or function.in_module):
         return False
     if not isinstance(loop.node, ast.For | ast.AsyncFor):
         return True

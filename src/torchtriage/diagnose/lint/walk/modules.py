@@ -13,8 +13,8 @@ from torchtriage.diagnose.lint.walk.walker import Walker
 
 def builds_parts(walker: Walker) -> bool:
     """Return whether this is a module's constructor: what it builds are its parts."""
-    function, owner = walker.function, walker.owner
-    return function is not None and function.name == "__init__" and owner is not None and owner.is_module
+    function = walker.function
+    return function is not None and function.name == "__init__" and function.in_module
 
 
 def as_called(value: Value) -> Value:

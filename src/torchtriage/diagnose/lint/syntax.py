@@ -47,6 +47,11 @@ def names_in(node: ast.AST) -> set[str]:
     return {part.id for part in walk(node) if isinstance(part, ast.Name)}
 
 
+def attributes_in(node: ast.AST) -> set[str]:
+    """Return the attributes in a piece of syntax, each by its own name."""
+    return {part.attr for part in walk(node) if isinstance(part, ast.Attribute)}
+
+
 def stored_names(node: ast.AST) -> set[str]:
     """Return the variables that a piece of syntax gives values to."""
     return {part.id for part in walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}

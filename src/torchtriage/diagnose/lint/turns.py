@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 from torchtriage.diagnose.lint.facts import Class, Module, SourceCall, SourceFunction, SourceLoop
-from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import attributes_in, keyword, literal, names_in, path_of
 from torchtriage.diagnose.lint.work_syntax import bound_names, indexed_paths, local_names, parameters, stored_attributes
 from torchtriage.diagnose.lint.work_words import HEAVY
 
@@ -72,8 +72,7 @@ class FileFacts:
                 found.add(_dotted(path_of(call.owner)))
             if call.value.kind == "optimizer" or call.name.startswith("torch.optim."):
                 for argument in call.node.args[:1]:
-                    found |= {f".{part.attr}" for part in ast.walk(argument) if isinstance(part, ast.Attribute)}
-                    found |= names_in(argument)
+                    found |= {f".{name}" for name in attributes_in(argument)} | names_in(argument)
         return frozenset(found - {"self", "", ".parameters"} - set(self.module.aliases))
 
     @cached_property

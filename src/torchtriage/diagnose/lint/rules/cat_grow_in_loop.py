@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, Severity, SourceLoop, names_in, text_of
 from torchtriage.diagnose.lint.rules._growth import joined
+from torchtriage.diagnose.lint.syntax import attributes_in
 
 RULE = Rule("CPY013", "cat-grow-in-loop", "copy", "A tensor grows by concatenation in a loop", "medium")
 
@@ -109,11 +110,7 @@ def _only_tokens(module: Module, assign: Assign) -> bool:
     loop = assign.context.statement_loop
     parts = names_in(assign.expression) - {assign.target}
     made = [other.expression for other in module.assigns if other.target in parts and other.context.loop is loop]
-    drawn = any(
-        isinstance(node, ast.Attribute) and node.attr in ("argmax", "multinomial")
-        for item in made
-        for node in ast.walk(item)
-    )
+    drawn = any(attributes_in(item) & {"argmax", "multinomial"} for item in made)
     seen = any(
         call.context.statement_loop is loop and call.receiver.kind == "module" and assign.target in names_in(call.node)
         for call in module.calls

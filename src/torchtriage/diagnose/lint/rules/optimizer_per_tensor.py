@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from torchtriage.core import fixes
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword, literal, names_in
-from torchtriage.diagnose.lint.syntax import walk
+from torchtriage.diagnose.lint.syntax import attributes_in, walk
 
 RULE = Rule("LCH016", "optimizer-per-tensor", "launch", "Parameters are updated one by one", "medium", over=("OPT040",))
 
@@ -44,7 +44,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(
                 loop.node,  # type: ignore[arg-type]
                 "parameters are updated one by one in every step",
-                fix=FIX if _is_grad(loop.node) else fixes.AVERAGE_AT_ONCE,
+                fix=FIX if "grad" in attributes_in(loop.node) else fixes.AVERAGE_AT_ONCE,
                 span=loop.node,
             )
         elif (term := _penalty(module, loop)) is not None:
@@ -80,7 +80,7 @@ _DETACHED = ("grad", "data", "detach", "item", "numel", "size", "shape", "neleme
 
 def _reduces(node: ast.expr, loop: SourceLoop) -> bool:
     """Return whether an expression makes one number of a parameter, with its graph."""
-    attrs = {item.attr for item in ast.walk(node) if isinstance(item, ast.Attribute)}
+    attrs = attributes_in(node)
     return bool(attrs & {"norm", "sum", "abs"}) and not attrs & set(_DETACHED) and bool(names_in(node) & loop.targets)
 
 
@@ -106,7 +106,7 @@ def _updates(module: Module, loop: SourceLoop) -> bool:
         return False  # the way out for what the fast path cannot do
     for node in ast.walk(loop.node):
         if isinstance(node, ast.AugAssign) and _root(node.target) in loop.targets:
-            if not _is_grad(node.target):
+            if "grad" not in attributes_in(node.target):
                 return True
         elif (isinstance(node, ast.Assign) and _averages(node, loop)) or (
             isinstance(node, ast.Call)
@@ -114,7 +114,7 @@ def _updates(module: Module, loop: SourceLoop) -> bool:
             and _UPDATES.search(node.func.attr)
             and (root := _root(node.func.value)) is not None
             and root in loop.targets
-            and not _is_grad(node.func.value)
+            and "grad" not in attributes_in(node.func.value)
         ):
             return True
     return False
@@ -133,9 +133,7 @@ def _averages(node: ast.Assign, loop: SourceLoop) -> bool:
 def _over_params(module: Module, loop: SourceLoop) -> bool:
     """Return whether a loop goes over parameters, alone or in pairs, or over a state_dict()."""
     node = loop.node.iter  # type: ignore[union-attr]
-    if loop.iterates.kind == "params":
-        return True
-    if _of_state_dict(node):
+    if loop.iterates.kind == "params" or "state_dict" in attributes_in(node):
         return True
     function = module.loop_contexts[loop].function
     known = function is not None and "state_dict" in module.text_of(function)
@@ -148,10 +146,6 @@ def _over_params(module: Module, loop: SourceLoop) -> bool:
     return False
 
 
-def _of_state_dict(node: ast.expr) -> bool:
-    return any(isinstance(item, ast.Attribute) and item.attr == "state_dict" for item in walk(node))
-
-
 def _state_dicts(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """Return the names that a function gives to state dicts, several at once, too."""
     found = set()
@@ -161,7 +155,7 @@ def _state_dicts(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
             pairs = [(target, value)]
             if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
                 pairs = list(zip(target.elts, value.elts, strict=False))
-            found |= {to.id for to, made in pairs if isinstance(to, ast.Name) and _of_state_dict(made)}
+            found |= {to.id for to, made in pairs if isinstance(to, ast.Name) and "state_dict" in attributes_in(made)}
     return found
 
 
@@ -169,7 +163,3 @@ def _root(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else None
-
-
-def _is_grad(node: ast.AST) -> bool:
-    return any(isinstance(item, ast.Attribute) and item.attr == "grad" for item in ast.walk(node))

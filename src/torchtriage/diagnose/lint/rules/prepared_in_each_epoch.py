@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, names_in, text_of
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import attributes_in, path_of
 from torchtriage.diagnose.lint.work_syntax import bound_names
 
 RULE = Rule(
@@ -80,11 +80,7 @@ def _stays(module: Module, call: SourceCall, loop: SourceLoop) -> bool:
     """Return whether all that a call takes comes from outside the loop."""
     changing = bound_names(loop.node) | set(loop.assigned) | loop.targets
     roots = names_in(call.node) - set(module.aliases)
-    return (
-        bool(roots)
-        and not roots & changing
-        and not any(isinstance(item, ast.Attribute) and item.attr == "epoch" for item in ast.walk(call.node))
-    )
+    return bool(roots) and not roots & changing and "epoch" not in attributes_in(call.node)
 
 
 def _draws(call: SourceCall) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceLoop, literal, names_in, text_of
 from torchtriage.diagnose.lint.rules._turns import counted_by
-from torchtriage.diagnose.lint.syntax import indices, path_of
+from torchtriage.diagnose.lint.syntax import attributes_in, indices, path_of
 
 RULE = Rule(
     "HST020", "python-bound", "host", "Python computes element by element in every step", "medium", over=("LCH108",)
@@ -374,9 +374,7 @@ def _over(loop: SourceLoop) -> set[str]:
     """Return the names in what a loop goes over."""
     if isinstance(loop.node, ast.While):
         return set()
-    nodes = list(ast.walk(loop.node.iter))
-    found = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return found | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return names_in(loop.node.iter) | attributes_in(loop.node.iter)
 
 
 def _counts(module: Module, loop: SourceLoop) -> bool:

@@ -13,6 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword, literal, text_of
+from torchtriage.diagnose.lint.syntax import attributes_in
 
 RULE = Rule("OPT102", "several-backwards", "optim", "Each loss runs its own backward pass", "medium", over=("MEM029",))
 
@@ -73,9 +74,7 @@ def _next(module: Module, call: SourceCall) -> SourceCall | None:
         attrs = [item.func.attr for item in inside if isinstance(item.func, ast.Attribute)]
         if "backward" in attrs:
             return next(other for other in module.sent("backward") if any(item is other.node for item in inside))
-        if any(attr in _BETWEEN for attr in attrs) or any(
-            isinstance(item, ast.Attribute) and item.attr in ("grad", "requires_grad") for item in ast.walk(statement)
-        ):
+        if any(attr in _BETWEEN for attr in attrs) or attributes_in(statement) & {"grad", "requires_grad"}:
             return None
     return None
 
@@ -98,4 +97,4 @@ def _only(call: SourceCall) -> bool:
     """Return whether a loop does nothing with the gradients of each of its losses."""
     loop = call.context.loop
     assert loop is not None
-    return not any(isinstance(item, ast.Attribute) and item.attr in (*_BETWEEN, "grad") for item in ast.walk(loop.node))
+    return not attributes_in(loop.node) & {*_BETWEEN, "grad"}

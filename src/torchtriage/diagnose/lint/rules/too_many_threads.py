@@ -13,6 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, literal, text_of
+from torchtriage.diagnose.lint.syntax import attributes_in
 
 RULE = Rule("CFG101", "too-many-threads", "config", "More threads than many machines have cores", "low")
 
@@ -49,8 +50,4 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _multiplies(node: ast.expr) -> bool:
     """Return whether it is a multiple of the number of cores."""
-    return (
-        isinstance(node, ast.BinOp)
-        and isinstance(node.op, ast.Mult)
-        and any(isinstance(item, ast.Attribute) and item.attr == "cpu_count" for item in ast.walk(node))
-    )
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and "cpu_count" in attributes_in(node)

@@ -9,11 +9,10 @@ Quiet when: the setting is absent, True, or comes from elsewhere.
 Source: PyTorch performance tuning guide, "Optimize gradient zeroing".
 """
 
-import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, literal
-from torchtriage.diagnose.lint.syntax import argument
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, literal
+from torchtriage.diagnose.lint.syntax import argument, attributes_in
 
 RULE = Rule("OPT040", "zero-grad-memset", "optim", "Gradients are filled with zeros instead of dropped", "low")
 
@@ -32,15 +31,8 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, "gradients are filled with zeros instead of dropped", "zero_grad")
     for call in module.sent("zero_"):
         loop = call.context.loop
-        if loop is None or loop.iterates.kind != "params" or not _of_grad(call):
+        if loop is None or loop.iterates.kind != "params" or "grad" not in attributes_in(call.node.func):
             continue
         context = module.loop_contexts[loop]
         if context.hot or context.function is not None:
             yield Hit(call.node, "gradients are filled with zeros one by one", "zero_")
-
-
-def _of_grad(call: SourceCall) -> bool:
-    owner = call.owner
-    return owner is not None and any(
-        isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(owner)
-    )

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.facts import Context, Module, SourceCall
-from torchtriage.diagnose.lint.syntax import names_in
+from torchtriage.diagnose.lint.syntax import holds, names_in
 from torchtriage.diagnose.lint.torch_names import words
 
 _LOGGER = re.compile(r"(^|\.|_)(log|logger|logging|LOG|LOGGER|console|writer|tb|wandb|mlflow|run)$")
@@ -113,7 +113,7 @@ def delivers(module: Module, node: ast.expr, context: Context) -> bool:
         return False
     if function is not None and (function.has_backward or (function.owner is not None and function.owner.is_lightning)):
         return False
-    if function is not None and any(_holds(returned, node) for returned, _ in function.returns):
+    if function is not None and any(holds(returned, node) for returned, _ in function.returns):
         return True
     call = next((other for other in module.calls if other.node is node), None)
     user = call.user if call is not None else None
@@ -126,7 +126,7 @@ def delivers(module: Module, node: ast.expr, context: Context) -> bool:
         for assign in module.assigns
         if assign.how == "="
         and assign.node.lineno <= node.lineno <= (assign.node.end_lineno or 0)
-        and _holds(assign.node, node)
+        and holds(assign.node, node)
     }
     return bool(names) and any(
         _OUTSIDE.search(other.attr) and names & names_in(other.node)
@@ -144,19 +144,15 @@ def _moves_world(module: Module, node: ast.expr, context: Context) -> bool:
     names = {
         assign.target
         for assign in module.assigns
-        if assign.node.lineno <= line <= (assign.node.end_lineno or line) and _holds(assign.node, node)
+        if assign.node.lineno <= line <= (assign.node.end_lineno or line) and holds(assign.node, node)
     }
     return any(
         call.context.function is context.function
         and call.owner is not None
         and _WORLD.search(text_of(call.owner).rpartition(".")[2])
-        and (names & names_in(call.node) or _holds(call.node, node))
+        and (names & names_in(call.node) or holds(call.node, node))
         for call in module.sent("step", "move", "write", "send", "act", "apply", "command")
     )
-
-
-def _holds(outer: ast.AST, node: ast.AST) -> bool:
-    return any(item is node for item in ast.walk(outer))
 
 
 def _is_call_of(node: ast.expr) -> bool:

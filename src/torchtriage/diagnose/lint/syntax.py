@@ -42,6 +42,11 @@ def unpacks(call: ast.Call) -> bool:
     return any(argument.arg is None for argument in call.keywords)
 
 
+def holds(outer: ast.AST, node: ast.AST | None) -> bool:
+    """Return whether a node is a part of another, or itself."""
+    return any(part is node for part in walk(outer))
+
+
 def names_in(node: ast.AST) -> set[str]:
     """Return the variables in a piece of syntax."""
     return {part.id for part in walk(node) if isinstance(part, ast.Name)}

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceLoop
-from torchtriage.diagnose.lint.syntax import stored_names
+from torchtriage.diagnose.lint.syntax import holds, stored_names
 
 
 def carries(loop: SourceLoop) -> bool:
@@ -46,12 +46,7 @@ def runs_every(module: Module, call: SourceCall) -> Iterator[object]:
     """Yield after how many steps the conditions around a call hold again: 5 of ``if step % 5 == 0``."""
     loop = call.context.step_loop
     for node in ast.walk(loop.node) if loop is not None else ():
-        if isinstance(node, ast.If) and stands_in(node.body, call):
+        if isinstance(node, ast.If) and any(holds(statement, call.node) for statement in node.body):
             for item in ast.walk(node.test):
                 if isinstance(item, ast.BinOp) and isinstance(item.op, ast.Mod):
                     yield module.constant(item.right, call.context)
-
-
-def stands_in(body: list[ast.stmt], call: SourceCall) -> bool:
-    """Return whether a call is part of some statements."""
-    return any(item is call.node for statement in body for item in ast.walk(statement))

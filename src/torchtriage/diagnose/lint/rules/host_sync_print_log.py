@@ -8,10 +8,10 @@ Quiet when: it is behind ``if step % n``, a debug switch, or shows host values o
 Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
 
-import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, compiled, logging_calls, reads, text_of
+from torchtriage.diagnose.lint.syntax import holds
 
 RULE = Rule(
     "SYN004",
@@ -41,7 +41,7 @@ def find(module: Module) -> Iterator[Hit]:
         return
     read = [node for node, context, _ in reads(module) if context.often]
     for call in shown:
-        if _shows_tensor(module, call) or any(_inside(item, call.node) for item in read):
+        if _shows_tensor(module, call) or any(holds(call.node, item) for item in read):
             yield Hit(
                 call.node,
                 f"a device value is shown {call.context.often}: {text_of(call.node)}",
@@ -54,11 +54,4 @@ def _shows_tensor(module: Module, call: SourceCall) -> bool:
     for value in call.arguments:
         if any(item.on_device and not item.guess for item in (value, *value.items)):
             return True
-    return any(
-        item.value.on_device and not item.value.guess and _inside(item.node, call.node) for item in module.formats
-    )
-
-
-def _inside(node: ast.AST, outer: ast.Call) -> bool:
-    begin = (node.lineno, node.col_offset)  # type: ignore[attr-defined]
-    return (outer.lineno, outer.col_offset) <= begin < (outer.end_lineno or 0, outer.end_col_offset or 0)
+    return any(item.value.on_device and not item.value.guess and holds(call.node, item.node) for item in module.formats)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from torchtriage.core import fixes
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword, literal, names_in
-from torchtriage.diagnose.lint.syntax import attributes_in, walk
+from torchtriage.diagnose.lint.syntax import attributes_in, holds, walk
 
 RULE = Rule("LCH016", "optimizer-per-tensor", "launch", "Parameters are updated one by one", "medium", over=("OPT040",))
 
@@ -62,9 +62,7 @@ def _penalty(module: Module, loop: SourceLoop) -> ast.expr | ast.stmt | None:
         return None
     if isinstance(loop.node, ast.comprehension):
         element = module.elements.get(loop.node)
-        summed = any(
-            call.attr == "sum" and any(item is element for item in ast.walk(call.node)) for call in module.called("sum")
-        )
+        summed = any(holds(call.node, element) for call in module.called("sum"))
         return element if element is not None and summed and _reduces(element, loop) else None
     for node in ast.walk(loop.node):
         adds = isinstance(node, ast.AugAssign) or (

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceLoop, keyword, literal, names_in, text_of
+from torchtriage.diagnose.lint.syntax import holds
 
 RULE = Rule("HST103", "parsing-in-step", "host", "Python parses or serialises in every step", "low")
 
@@ -87,7 +88,5 @@ _TEXTS = ("json.loads", "json.load", "orjson.loads", "ujson.loads", "ast.literal
 
 def _loop_over(module: Module, node: ast.Call) -> SourceLoop | None:
     """Return the loop that goes over what a call gives."""
-    for loop in module.loops:
-        if not isinstance(loop.node, ast.While) and any(item is node for item in ast.walk(loop.node.iter)):
-            return loop
-    return None
+    loops = (loop for loop in module.loops if not isinstance(loop.node, ast.While) and holds(loop.node.iter, node))
+    return next(loops, None)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, arguments, keyword, text_of
+from torchtriage.diagnose.lint.syntax import holds
 
 RULE = Rule("MEM122", "recompute-in-backward", "alloc", "Activations are computed a second time", "low")
 
@@ -77,7 +78,7 @@ def _holds(module: Module, call: SourceCall) -> bool | None:
     around = [
         module.settings.truth(node.test, function.node if function is not None else None)
         for node in ast.walk(body)
-        if isinstance(node, ast.If | ast.IfExp) and any(part is call.node for part in ast.walk(node))
+        if isinstance(node, ast.If | ast.IfExp) and holds(node, call.node)
     ]
     return False if False in around else None if None in around else True
 

@@ -33,6 +33,7 @@ from torchtriage.diagnose.lint.base import (
     literal,
     text_of,
 )
+from torchtriage.diagnose.lint.syntax import holds
 from torchtriage.diagnose.lint.torch_names import FACTORIES, words
 
 RULE = Rule("CPY012", "redundant-dtype-cast", "copy", "Redundant casts, or float64 that leaked in", "low")
@@ -307,10 +308,8 @@ def _outer(call: SourceCall) -> ast.Call:
 
 
 def _target(module: Module, node: ast.Call) -> str:
-    for assign in module.assigns:
-        if assign.how == "=" and any(inner is node for inner in ast.walk(assign.expression)):
-            return assign.target
-    return ""
+    made = (item.target for item in module.assigns if item.how == "=" and holds(item.expression, node))
+    return next(made, "")
 
 
 def _in_steps(module: Module, name: str, scope: SourceFunction | None) -> bool:

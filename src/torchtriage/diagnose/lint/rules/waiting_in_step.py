@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, text_of
-from torchtriage.diagnose.lint.rules._turns import stands_in
+from torchtriage.diagnose.lint.syntax import holds
 
 RULE = Rule("HST104", "waiting-in-step", "host", "Every step sleeps or waits for another program", "low")
 
@@ -77,9 +77,9 @@ def _polls(module: Module, call: SourceCall) -> bool:
         return False
     conditions = [loop.node.test]
     for node in ast.walk(loop.node):
-        if isinstance(node, ast.If) and stands_in(node.body, call):
+        if isinstance(node, ast.If) and any(holds(statement, call.node) for statement in node.body):
             conditions.append(node.test)
-        elif isinstance(node, ast.ExceptHandler) and any(item is call.node for item in ast.walk(node)):
+        elif isinstance(node, ast.ExceptHandler) and holds(node, call.node):
             return node.type is not None and text_of(node.type).endswith("Empty")
     texts = [text_of(node, 200) for node in conditions if not isinstance(node, ast.Constant)]
     return bool(texts) and any(map(_WAITED.search, texts)) and not any(map(_OUTSIDE.search, texts))

@@ -11,7 +11,8 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import argument, defaults, keyword, literal, path_of, unpacks
+from torchtriage.diagnose.lint.work_syntax import parameters
 
 _DEPTH = 6
 _ARITHMETIC = {
@@ -70,7 +71,7 @@ class Settings:
             return _agreed(found)
         if isinstance(node, ast.Name):
             scope = self._scopes.get(function, (None, "")) if function is not None else (None, "")
-            if scope[0] is not None and node.id in _parameters(scope[0]):
+            if scope[0] is not None and node.id in parameters(scope[0]):
                 return self._parameter(scope, node.id, depth)
             return _agreed([self.value(item, None, depth + 1) for item in self._names.get(node.id, ())])
         return ...
@@ -97,17 +98,14 @@ class Settings:
         function, owner = scope
         assert function is not None
         called = owner if function.name == "__init__" else function.name
-        default = _default(function, name)
+        default = defaults(function).get(name)
         places = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
         at = places.index(name) - (1 if owner else 0) if name in places else -1
         found: list[object] = []
         for call in self._calls.get(called, ()):
-            if any(item.arg is None for item in call.keywords) or any(isinstance(i, ast.Starred) for i in call.args):
+            if unpacks(call) or any(isinstance(item, ast.Starred) for item in call.args):
                 return ...
-            given = keyword(call, name)
-            if given is None and 0 <= at < len(call.args):
-                given = call.args[at]
-            found.append(self.value(given if given is not None else default, None, depth + 1))
+            found.append(self.value(argument(call, name, at) or default, None, depth + 1))
         return _agreed(found) if found else self.value(default, None, depth + 1)
 
     def _gather(self, node: ast.AST, scope: _Scope) -> None:
@@ -128,21 +126,18 @@ class Settings:
         for target, value in _pairs(node):
             if isinstance(target, ast.Attribute):
                 self._fields[target.attr].append((value or ast.Name("..."), scope))
-            elif isinstance(target, ast.Name) and isinstance(around, ast.ClassDef):
-                if value is not None:
-                    self._fields[target.id].append((value, (None, "")))
-            elif isinstance(target, ast.Name):
+            elif isinstance(target, ast.Name) and not isinstance(around, ast.ClassDef):
                 self._names[target.id].append(value)
+            elif isinstance(target, ast.Name) and value is not None:
+                self._fields[target.id].append((value, (None, "")))
 
     def _called(self, node: ast.Call) -> None:
         last = path_of(node.func).rpartition(".")[2]
         if last == "add_argument":
             names = [name for arg in node.args if isinstance(name := literal(arg), str)]
-            default = keyword(node, "default")
-            if names and default is not None:
+            default = keyword(node, "default") or ast.Name("...")
+            if names:
                 self._fields[names[-1].lstrip("-").replace("-", "_")].append((default, (None, "")))
-            elif names:
-                self._fields[names[-1].lstrip("-").replace("-", "_")].append((ast.Name("..."), (None, "")))
         elif last == "partial" and node.args:
             self._called(ast.Call(node.args[0], node.args[1:], node.keywords))
         elif last:
@@ -172,23 +167,6 @@ def _agreed(found: list[object]) -> object:
     found = [item for item in found if item is not _ITSELF] or found
     first = found[0] if found else ...
     return first if all(type(item) is type(first) and item == first for item in found) else ...
-
-
-def _parameters(function: _Function) -> set[str]:
-    args = function.args
-    return {arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
-
-
-def _default(function: _Function, name: str) -> ast.expr | None:
-    args = function.args
-    every = [*args.posonlyargs, *args.args]
-    for arg, default in zip(reversed(every), reversed(args.defaults), strict=False):
-        if arg.arg == name:
-            return default
-    for arg, given in zip(args.kwonlyargs, args.kw_defaults, strict=True):
-        if arg.arg == name:
-            return given
-    return None
 
 
 def _pairs(node: _Assignment) -> Iterator[tuple[ast.expr, ast.expr | None]]:

@@ -47,6 +47,15 @@ def holds(outer: ast.AST, node: ast.AST | None) -> bool:
     return any(part is node for part in walk(outer))
 
 
+def defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, ast.expr]:
+    """Return the default of each parameter that has one."""
+    args = node.args
+    places = [*args.posonlyargs, *args.args]
+    pairs = [*zip(places[len(places) - len(args.defaults) :], args.defaults, strict=True)]
+    pairs += [(arg, given) for arg, given in zip(args.kwonlyargs, args.kw_defaults, strict=True) if given is not None]
+    return {arg.arg: given for arg, given in pairs}
+
+
 def names_in(node: ast.AST) -> set[str]:
     """Return the variables in a piece of syntax."""
     return {part.id for part in walk(node) if isinstance(part, ast.Name)}

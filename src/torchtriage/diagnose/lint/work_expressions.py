@@ -366,10 +366,7 @@ def elements(module: Module, iterable: ast.expr, reading: Reading) -> Reading:
 
 def _arguments(node: ast.Call, callee: SourceFunction) -> tuple[dict[str, ast.expr], bool]:
     """Return what each parameter of a function is given, and whether that is all: ``*`` and ``**`` hide the rest."""
-    args = callee.node.args
-    names = [arg.arg for arg in (*args.posonlyargs, *args.args)]
-    if callee.owner is not None and "staticmethod" not in callee.decorators:
-        names = names[1:]
+    names = callee.places
     given: dict[str, ast.expr] = {}
     for index, item in enumerate(node.args):
         if isinstance(item, ast.Starred) or index >= len(names):

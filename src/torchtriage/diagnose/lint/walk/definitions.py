@@ -7,28 +7,23 @@ import ast
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import A_MODULE, CPU, DEVICE, GUESSED_TENSOR, HOST, UNKNOWN, Value
 from torchtriage.diagnose.lint.facts import Class, SourceFunction, is_step
-from torchtriage.diagnose.lint.syntax import literal, path_of, walk
+from torchtriage.diagnose.lint.syntax import defaults, literal, path_of, walk
 from torchtriage.diagnose.lint.walk.heuristics import annotated, named
 from torchtriage.diagnose.lint.walk.walker import Env, ReadStatement, Walker
+from torchtriage.diagnose.lint.work_syntax import parameters
 
 
 def bind_parameters(walker: Walker, function: SourceFunction, local: Env) -> None:
     """Say what a function is given: by annotation, default, name, or its first caller."""
     args = function.node.args
-    every = [*args.posonlyargs, *args.args]
-    defaults: dict[str, ast.expr] = {}
-    for arg, default in zip(reversed(every), reversed(args.defaults), strict=False):
-        defaults[arg.arg] = default
-    for arg, default_or_none in zip(args.kwonlyargs, args.kw_defaults, strict=True):
-        if default_or_none is not None:
-            defaults[arg.arg] = default_or_none
+    left_out = defaults(function.node)
     tensors = is_step(function) and function.name == "forward"
-    for index, arg in enumerate([*every, *args.kwonlyargs]):
+    for index, arg in enumerate([*args.posonlyargs, *args.args, *args.kwonlyargs]):
         if index == 0 and function.owner is not None and arg.arg in ("self", "cls"):
             if arg.arg == "self":
                 local["self"] = Value("object", of=function.owner.name)
             continue
-        given = defaults.get(arg.arg)
+        given = left_out.get(arg.arg)
         value = annotated(arg.annotation)
         if value is None and given is not None and literal(given) not in (None, ...):
             value = HOST
@@ -115,13 +110,13 @@ def _others_call(name: str) -> bool:
 
 def _fired(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, str, str] | None:
     """Return which parameter says the name in ``getattr(callback, f"on_{event}")``, and what stands around it."""
-    parameters = {arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+    own = parameters(node)
     for call in walk(node):
         if not isinstance(call, ast.Call) or path_of(call.func) != "getattr" or len(call.args) < 2:
             continue
         parts = call.args[1].values if isinstance(call.args[1], ast.JoinedStr) else [call.args[1]]
         names = [part.value if isinstance(part, ast.FormattedValue) else part for part in parts]
-        at = next((i for i, part in enumerate(names) if isinstance(part, ast.Name) and part.id in parameters), None)
+        at = next((i for i, part in enumerate(names) if isinstance(part, ast.Name) and part.id in own), None)
         if at is not None and all(isinstance(part, ast.Constant) for part in (*names[:at], *names[at + 1 :])):
             before, after = ("".join(str(literal(part)) for part in some) for some in (names[:at], names[at + 1 :]))
             return path_of(names[at]), before, after
@@ -164,9 +159,8 @@ def _define(
     )
     if "getattr(" in walker.relevance.text_of(node):
         function.fires = _fired(node)
-    for default in (*node.args.defaults, *node.args.kw_defaults):
-        if default is not None:
-            walker.eval(default)
+    for default in defaults(node).values():
+        walker.eval(default)
     if owner is not None:
         owner.methods[node.name] = function
     else:

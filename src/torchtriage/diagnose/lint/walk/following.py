@@ -16,6 +16,7 @@ from torchtriage.diagnose.lint.facts import Class, Context, SourceCall, SourceFu
 from torchtriage.diagnose.lint.syntax import is_self, literal, path_of
 from torchtriage.diagnose.lint.walk.definitions import bind_parameters
 from torchtriage.diagnose.lint.walk.walker import Env, Walker
+from torchtriage.diagnose.lint.work_syntax import parameters
 
 _WRAPS = re.compile(r"torch\.(?!utils|multiprocessing)|functools\.|callable$|warnings\.")
 # what these are given runs elsewhere, or when something is wrong
@@ -207,8 +208,7 @@ def _note_asked(walker: Walker, call: SourceCall) -> None:
         return
     name, function = call.node.func.id, walker.function
     while function is not None:
-        args = function.node.args
-        if any(arg.arg == name for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)):
+        if name in parameters(function.node):
             function.asked.setdefault(name, []).append(call)
             return
         function = function.outer

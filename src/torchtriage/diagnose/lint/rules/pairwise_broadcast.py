@@ -14,7 +14,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of
-from torchtriage.diagnose.lint.syntax import argument, indices
+from torchtriage.diagnose.lint.syntax import argument, indices, whole_number
 
 RULE = Rule("KRN102", "pairwise-broadcast", "kernel", "Pairwise distances build a tensor of all differences", "low")
 
@@ -58,9 +58,7 @@ def _over_last(call: SourceCall) -> bool:
     given = keyword(call.node, "dim") or keyword(call.node, "axis")
     if given is None and "norm" not in call.attr and len(call.node.args) > at:
         given = call.node.args[at]
-    if isinstance(given, ast.UnaryOp) and isinstance(given.op, ast.USub):
-        return literal(given.operand) == 1
-    return isinstance(literal(given), int) and literal(given) in (2, 3)
+    return whole_number(given) in (-1, 2, 3)
 
 
 def _pairs(module: Module, node: ast.expr, call: SourceCall) -> ast.BinOp | None:
@@ -109,12 +107,8 @@ def _reads(body: ast.AST, name: str) -> int:
 def _new_axes(node: ast.expr) -> tuple[int, ...]:
     """Return where a dimension is put in: ``x[:, None]``, ``x.unsqueeze(1)``; negative numbers stay so."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unsqueeze":
-        given = argument(node, "dim", 0)
-        if isinstance(given, ast.UnaryOp):
-            inner = literal(given.operand)
-            return (-inner,) if isinstance(inner, int) else ()
-        number = literal(given)
-        return (number,) if isinstance(number, int) else ()
+        number = whole_number(argument(node, "dim", 0))
+        return (number,) if number is not None else ()
     if isinstance(node, ast.Subscript):
         parts = indices(node)
         plain = all(isinstance(part, ast.Slice) or _is_new(part) for part in parts)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, literal, names_in, text_of
 from torchtriage.diagnose.lint.edits import Autofix, replace_node
 from torchtriage.diagnose.lint.facts import Class, SourceFunction
+from torchtriage.diagnose.lint.syntax import whole_number
 
 RULE = Rule("KRN104", "unused-results", "kernel", "Results are computed that nothing reads", "low")
 
@@ -167,7 +168,7 @@ def _takes_last(around: ast.AST | None, node: ast.expr) -> bool:
     whole = isinstance(first, ast.Slice) and first.lower is None and first.upper is None
     if isinstance(second, ast.Slice):
         second = second.lower if second.upper is None else None
-    return whole and isinstance(second, ast.UnaryOp) and literal(second.operand) == 1
+    return whole and whole_number(second) == -1
 
 
 def _factors(module: Module) -> Iterator[Hit]:

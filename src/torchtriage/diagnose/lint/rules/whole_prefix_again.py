@@ -28,7 +28,7 @@ from torchtriage.diagnose.lint.base import (
     text_of,
 )
 from torchtriage.diagnose.lint.rules._growth import takes_prefix
-from torchtriage.diagnose.lint.syntax import indices, path_of
+from torchtriage.diagnose.lint.syntax import indices, path_of, whole_number
 
 RULE = Rule("LCH104", "whole-prefix-again", "launch", "Generation recomputes the whole prefix for each token", "medium")
 
@@ -114,6 +114,6 @@ def _is_whole(node: ast.expr, target: str) -> bool:
     """Return whether an argument is the whole sequence, not its end."""
     if isinstance(node, ast.Subscript):
         last = [part.lower for part in indices(node) if isinstance(part, ast.Slice) and part.lower is not None]
-        short = any(isinstance(item, ast.UnaryOp) and literal(item.operand) == 1 for item in last)
+        short = any(whole_number(item) == -1 for item in last)
         return not short and _is_whole(node.value, target)
     return text_of(node, 200) == target

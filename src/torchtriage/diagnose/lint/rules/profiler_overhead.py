@@ -13,17 +13,7 @@ Source: PyTorch profiler recipe, "Using profiler to analyze long-running jobs".
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import (
-    Context,
-    Fix,
-    Hit,
-    Module,
-    Rule,
-    SourceCall,
-    SourceFunction,
-    SourceLoop,
-    keyword,
-)
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword
 from torchtriage.diagnose.lint.torch_names import PROFILERS
 
 RULE = Rule("MSR045", "profiler-overhead", "measure", "The profiler records a whole run", "medium")
@@ -49,7 +39,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if call.name in PROFILERS and keyword(call.node, "schedule") is None:
             if not _optional(call) and (
-                any(_inside(loop, node) and _long(loop) for loop in module.loops) or _calls_loop(module, context, node)
+                any(_inside(loop, node) and _long(loop) for loop in module.loops) or _calls_loop(module, node)
             ):
                 yield Hit(call.node, "the profiler records every step of the loop inside it")
         elif call.name == "torch.autograd.profiler.emit_nvtx" and any(
@@ -75,33 +65,17 @@ def _optional(call: SourceCall) -> bool:
     )
 
 
-def _calls_loop(module: Module, context: Context, node: ast.With | ast.AsyncWith) -> bool:
+def _calls_loop(module: Module, node: ast.With | ast.AsyncWith) -> bool:
     """Return whether a function that is called inside holds a loop of steps, at any depth."""
-    waiting = [
-        callee
-        for call in module.calls
-        if call.context.function is context.function and node.lineno <= call.node.lineno <= (node.end_lineno or 0)
-        for callee in call.callees
-    ]
-    seen: set[SourceFunction] = set()
-    while waiting:
-        function = waiting.pop()
-        if function in seen:
-            continue
-        seen.add(function)
-        if any(loop.function is function and _long(loop) for loop in module.loops):
-            return True
-        waiting += [callee for call in module.calls if call.context.function is function for callee in call.callees]
-    return False
+    reached = module.reached(node)
+    return any(loop.function in reached and _long(loop) for loop in module.loops)
 
 
 def _inside(loop: SourceLoop, node: ast.With | ast.AsyncWith) -> bool:
-    if isinstance(loop.node, ast.comprehension):
-        return False
-    return node.lineno <= loop.node.lineno <= (node.end_lineno or 0)
+    return not loop.comprehension and node.lineno <= loop.place.lineno <= (node.end_lineno or 0)
 
 
 def _long(loop: SourceLoop) -> bool:
     if loop.n_constant is not None and loop.n_constant <= MAX_STEPS:
         return False
-    return loop.steps or any(True for call in loop.calls if call.steps)
+    return loop.steps or any(call.steps for call in loop.calls)

@@ -4,7 +4,7 @@ import ast
 import re
 
 from torchtriage.diagnose.lint.base import Module, SourceCall, literal, text_of, unpacks
-from torchtriage.diagnose.lint.facts import Class
+from torchtriage.diagnose.lint.facts import Class, SourceFunction
 from torchtriage.diagnose.lint.syntax import argument
 
 N_WORKERS, COLLATE_FN, PIN_MEMORY = 5, 6, 7  # their places among the positional arguments
@@ -67,23 +67,9 @@ def in_memory(module: Module, call: SourceCall) -> bool:
         return True
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("range", "list"):
         return True
-    name = _class_of(module, node)
-    known = module.classes.get(name)
+    known = module.classes.get(_class_of(module, node))
     getter = known.methods.get("__getitem__") if known is not None else None
-    if known is None:
-        return False
-    if getter is None:
-        getter_node = next(
-            (
-                statement
-                for statement in known.node.body
-                if isinstance(statement, ast.FunctionDef) and statement.name == "__getitem__"
-            ),
-            None,
-        )
-    else:
-        getter_node = getter.node  # type: ignore[assignment]
-    return getter_node is not None and _hands_out(getter_node)
+    return getter is not None and _hands_out(getter)
 
 
 def _class_of(module: Module, node: ast.expr) -> str:
@@ -99,10 +85,10 @@ def _class_of(module: Module, node: ast.expr) -> str:
     return ""
 
 
-def _hands_out(getter: ast.FunctionDef) -> bool:
+def _hands_out(getter: SourceFunction) -> bool:
     """Return whether ``__getitem__`` does nothing but index."""
-    calls = [node for node in ast.walk(getter) if isinstance(node, ast.Call)]
-    return len(getter.body) <= 6 and all(
+    calls = [node for node in ast.walk(getter.node) if isinstance(node, ast.Call)]
+    return len(getter.node.body) <= 6 and all(
         re.search(r"(^|\.)(clone|tensor|as_tensor|from_numpy|long|float|dict|len|int)$", ast.unparse(call.func))
         for call in calls
     )

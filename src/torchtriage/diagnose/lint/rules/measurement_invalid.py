@@ -69,14 +69,11 @@ def _in_body(module: Module, events: list[SourceEvent], body: ast.AST) -> Iterat
         end = _end(module, node, begun)
         if end is None or end <= _at(start.node):
             continue
-        starts = [
+        first = max(
             _at(event.node)
             for event in events
             if event.kind == "clock" and event.name == start.name and _at(event.node) < end
-        ]
-        if not starts:
-            continue
-        first = max(starts)
+        )
         between = [event for event in events if first < _at(event.node) < end and not event.context.rare]
         yield from _judge(module, node, first, between, events)
 

@@ -11,7 +11,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from torchtriage.diagnose.lint.syntax import argument, literal, unpacks
+from torchtriage.diagnose.lint.syntax import argument, arguments, literal, unpacks
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _TAIL = re.compile(r"\s+|#[^\r\n]*|\\(?:\r\n|\r|\n)|[,)]")
@@ -54,11 +54,7 @@ def add_keyword(text: str, node: ast.Call, name: str, value: str, place: int = -
         return replace_node(given, value) if literal(given) is not ... else None
     if unpacks(node):
         return None  # **options may hold it already
-    last = max(
-        (*node.args, *(keyword.value for keyword in node.keywords)),
-        key=lambda arg: (arg.end_lineno or 0, arg.end_col_offset or 0),
-        default=None,
-    )
+    last = max(arguments(node), key=lambda arg: (arg.end_lineno or 0, arg.end_col_offset or 0), default=None)
     if any(isinstance(arg, ast.GeneratorExp | ast.Starred) for arg in node.args):
         return None
     lines = lines_of(text)

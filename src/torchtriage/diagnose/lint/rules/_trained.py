@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchtriage.diagnose.lint.base import Module, SourceCall, SourceFunction, literal, text_of
-from torchtriage.diagnose.lint.syntax import argument, is_self, names_in, path_of
+from torchtriage.diagnose.lint.syntax import argument, arguments, is_self, names_in, path_of
 
 GRADIENTS = re.compile(
     r"backward|autograd\.grad|\bgrad\(|requires_grad|enable_grad|set_grad_enabled|\.grad\b|jacobian|vjp"
@@ -46,8 +46,7 @@ class Trained:
         if not self._is_outside(call):
             return False
         function = call.context.function
-        given = [*call.node.args, *(item.value for item in call.node.keywords)]
-        return not any(self._is_trained(node, function) for node in given)
+        return not any(self._is_trained(node, function) for node in arguments(call.node))
 
     def _is_outside(self, call: SourceCall) -> bool:
         function, func = call.context.function, call.node.func

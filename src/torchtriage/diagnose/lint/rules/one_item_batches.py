@@ -26,7 +26,7 @@ from torchtriage.diagnose.lint.base import (
     names_in,
     text_of,
 )
-from torchtriage.diagnose.lint.syntax import walk
+from torchtriage.diagnose.lint.syntax import given_names, walk
 
 RULE = Rule("LCH102", "one-item-batches", "launch", "A model runs once per piece of one input", "low")
 
@@ -95,9 +95,7 @@ def _goes_over_whole(module: Module, loop: SourceLoop) -> bool:
 
 def _sources(module: Module, call: SourceCall, loop: SourceLoop | None) -> set[str]:
     """Return the names that a call's input is made of, assignments of the same turn followed."""
-    names = {
-        name for item in (*call.node.args, *(item.value for item in call.node.keywords)) for name in names_in(item)
-    }
+    names = given_names(call.node)
     for _ in range(3):
         names |= {
             name
@@ -190,7 +188,7 @@ def _is_dataset(module: Module, value: Value) -> bool:
     return value.kind == "dataset" or (
         known is not None
         and any(base.rpartition(".")[2] == "Dataset" for base in known.bases)
-        and any(isinstance(item, ast.FunctionDef) and item.name == "__getitem__" for item in known.node.body)
+        and "__getitem__" in known.methods
     )
 
 

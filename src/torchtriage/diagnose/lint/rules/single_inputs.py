@@ -29,7 +29,7 @@ from torchtriage.diagnose.lint.base import (
     names_in,
     text_of,
 )
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import given_names, path_of
 
 RULE = Rule("LCH107", "single-inputs", "launch", "A model runs on a list of inputs one by one", "medium")
 
@@ -137,9 +137,7 @@ def _is_framework(module: Module, function: SourceFunction | None) -> bool:
 
 def _made(module: Module, call: SourceCall, loop: SourceLoop) -> list[ast.expr]:
     """Return the expressions that make a call's input in the same turn, where they begin at the turn's own item."""
-    given = arguments(call.node)
-    names = {name for item in given for name in names_in(item)}
-    made: list[ast.expr] = list(given)
+    names, made = given_names(call.node), arguments(call.node)
     for _ in range(3):
         for assign in module.assigns:
             if assign.context.loop is loop and assign.target in names and assign.expression not in made:

@@ -20,7 +20,7 @@ from torchtriage.diagnose.lint.abstract_values import (
     placed,
 )
 from torchtriage.diagnose.lint.facts import Class, SourceCall
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import arguments, path_of
 from torchtriage.diagnose.lint.walk.following import callees, pass_on, returned
 from torchtriage.diagnose.lint.walk.heuristics import named_callee
 from torchtriage.diagnose.lint.walk.methods import method_call
@@ -53,11 +53,9 @@ def _call(walker: Walker, node: ast.Call) -> Value:
         receiver = as_called(named_callee(attr) if unnamed and attr not in walker.by_name else known or UNKNOWN)
     else:
         receiver = walker.eval(func)
-    given = [*node.args, *(keyword.value for keyword in node.keywords)]
-    arguments = tuple([walker.eval(item) for item in given])
+    call.arguments = tuple([walker.eval(item) for item in arguments(node)])
     walker.user = saved
     call.name, call.attr, call.receiver = name, attr, receiver
-    call.arguments = arguments
     call.context = walker.context
     call.callees = callees(walker, call)
     pass_on(walker, call)

@@ -124,7 +124,9 @@ class _Run:
         found.sort(key=lambda item: (item[1].node.lineno, item[1].node.col_offset, item[0].rule.code))
         allowed = allowances(source.text, source.tree)
         kept = [(entry, hit) for entry, hit in found if not _allow(entry, hit, allowed)]
-        reported = [(entry, hit) for entry, hit in kept if self.notes or _severity(entry, hit) != "note"]
+        reported = [
+            (entry, hit) for entry, hit in kept if self.notes or (hit.severity or entry.rule.severity) != "note"
+        ]
         functions = module.functions
         module.release()
         if not mended and (new := self._patch(source, shown, reported)) is not None:
@@ -140,17 +142,14 @@ class _Run:
         known = {key for entry in catalogue() for key in (entry.rule.code, entry.rule.name)}
         running = {key for entry in self.entries for key in (entry.rule.code, entry.rule.name)}
         for item in allowed:
-            if not item.codes:
-                message = "expected codes after 'allow', found none"
-                self.unused.append(Unused(shown, item.line, (), message))
             strange = tuple(code for code in item.codes if _key(code) not in known)
-            if strange:
-                message = f"no rule is called {', '.join(strange)}"
-                self.unused.append(Unused(shown, item.line, strange, message))
             idle = tuple(code for code in item.codes if _key(code) in running and code not in item.used)
-            if idle:
-                message = f"allows {', '.join(idle)}, which is not found here"
-                self.unused.append(Unused(shown, item.line, idle, message))
+            said = (
+                (not item.codes, (), "expected codes after 'allow', found none"),
+                (strange, strange, f"no rule is called {', '.join(strange)}"),
+                (idle, idle, f"allows {', '.join(idle)}, which is not found here"),
+            )
+            self.unused += [Unused(shown, item.line, codes, message) for holds, codes, message in said if holds]
 
     def _patch(self, source: LintSource, shown: str, reported: list[tuple[RuleEntry, Hit]]) -> LintSource | None:
         """Note what autofix changes in a file; return the file as it is then, None where it is not written."""
@@ -187,10 +186,6 @@ class _Run:
             n_notes=self.n_notes,
             checked=tuple(entry.rule.code for entry in self.entries),
         )
-
-
-def _severity(entry: RuleEntry, hit: Hit) -> str:
-    return hit.severity or entry.rule.severity
 
 
 def _key(code: str) -> str:
@@ -259,6 +254,8 @@ def _finding(
         evidence["end_line"] = line
     if hit.autofix is not None and not source.cells:
         evidence["autofix"] = hit.autofix.safe_because
+    lines = tuple(sorted({line, *hit.also}))
+    frame = Frame(file=shown, line=line, function=function, exact=True, called=hit.called, lines=lines)
     return Finding(
         code=rule.code,
         name=rule.name,
@@ -267,16 +264,11 @@ def _finding(
         severity=hit.severity or rule.severity,
         certainty="hint",
         message=hit.message,
-        place=Place(frame=_frame(shown, line, function, hit)),
+        place=Place(frame=frame),
         cost=None,
         evidence=evidence,
         fix=hit.fix or entry.fix,
     )
-
-
-def _frame(file: str, line: int, function: str, hit: Hit) -> Frame:
-    lines = tuple(sorted({line, *hit.also}))
-    return Frame(file=file, line=line, function=function, exact=True, called=hit.called, lines=lines)
 
 
 def _column(source: LintSource, node: ast.expr | ast.stmt) -> int:

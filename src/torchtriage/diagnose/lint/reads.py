@@ -75,14 +75,11 @@ def reads(module: Module) -> Iterator[tuple[ast.expr, Context, str]]:
         receiver = call.receiver
         if receiver.on_device and receiver.scalar and call.value.kind != "unknown":
             yield call.node, call.context, call.attr
-    for call in module.called("float", "int", "bool"):
+    for call in module.called("float", "int", "bool", "str", "repr"):
         if call.arguments and _is_read(call) and isinstance(call.node.func, ast.Name):
             yield call.node, call.context, call.attr
     for call in module.called("max", "min"):
         if len(call.node.args) > 1 and any(item.on_device and not item.guess for item in call.arguments):
-            yield call.node, call.context, call.attr
-    for call in module.called("str", "repr"):
-        if call.arguments and _is_read(call) and isinstance(call.node.func, ast.Name):
             yield call.node, call.context, call.attr
     for call in module.called("torch.equal", "torch.allclose", "torch.is_nonzero"):
         if any(argument.on_device and not argument.guess for argument in call.arguments):

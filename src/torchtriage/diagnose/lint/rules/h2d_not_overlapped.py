@@ -50,9 +50,7 @@ def find(module: Module) -> Iterator[Hit]:
     for call in module.sent("to", "cuda"):
         if not moves_batch(call) or keyword(call.node, "non_blocking") is not None:
             continue
-        if unpacks(call.node) or len(call.node.args) > 1 or not _goes(call):
-            continue
-        if not call.context.hot:
+        if unpacks(call.node) or len(call.node.args) > 1 or not _goes(call) or not call.context.hot:
             continue
         pinned = call.receiver.pinned
         if pinned is True or (pinned is None and all_pinned):

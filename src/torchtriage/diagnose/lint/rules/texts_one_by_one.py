@@ -51,12 +51,9 @@ def find(module: Module) -> Iterator[Hit]:
         absent = batched is None and not unpacks(call.node) and call.receiver.kind in ("unknown", "object")
         if (absent or literal(batched) is False) and call.node.args and _tokenizes(module, call.node.args[0]):
             yield Hit(call.node, f"each row is tokenised by itself: {text_of(call.node)}", "map")
-    for call in module.sent("from_pretrained") + [
-        item for item in module.calls if item.name.endswith(".from_pretrained")
-    ]:
-        if literal(keyword(call.node, "use_fast")) is False and not call.context.aside:
-            given = keyword(call.node, "use_fast")
-            assert given is not None
+    for call in module.calls:
+        given = keyword(call.node, "use_fast") if call.attr == "from_pretrained" else None
+        if given is not None and literal(given) is False and not call.context.aside:
             yield Hit(given, "use_fast=False takes the tokenizer that is written in Python", severity="low")
     in_sample = set(samples_of(module).functions)
     for call in module.calls:

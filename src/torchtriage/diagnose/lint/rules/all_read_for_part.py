@@ -15,8 +15,9 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, text_of, unpacks
 from torchtriage.diagnose.lint.facts import SourceFunction
-from torchtriage.diagnose.lint.samples import Samples, samples_of
+from torchtriage.diagnose.lint.samples import samples_of
 from torchtriage.diagnose.lint.syntax import indices
+from torchtriage.diagnose.lint.work_syntax import Comprehension
 
 RULE = Rule("DAT105", "all-read-for-part", "data", "A whole file is read for part of it", "medium", over=("DAT103",))
 
@@ -39,6 +40,7 @@ _RECORDINGS = {
 }
 _VIDEO = ("torchvision.io.read_video", "imageio.mimread", "skvideo.io.vread")
 _ARRAYS = ("numpy.load", "torch.load", "joblib.load")
+_TURNS = ast.For | ast.While | Comprehension
 _LISTINGS = frozenset({"keys", "values", "items", "readlines", "namelist", "getnames"})
 
 
@@ -61,7 +63,9 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(taken, f"all of it is read for one part: {text_of(taken)}")
         named = _named(module, function)
         for node in ast.walk(function.node):
-            if not isinstance(node, ast.Subscript) or not _varies(samples, function, node):
+            if not isinstance(node, ast.Subscript) or isinstance(node.slice, ast.Constant):
+                continue
+            if samples.is_fixed(node.slice, function):
                 continue
             if _whole(module, node.value):
                 yield Hit(node, f"all of it is read for one part: {text_of(node)}")
@@ -78,7 +82,7 @@ def _cut(function: SourceFunction, call: SourceCall) -> ast.Subscript | None:
             first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
             if isinstance(first, ast.Name):
                 names.add(first.id)
-    looped = {id(item) for part in ast.walk(function.node) if _turns(part) for item in ast.walk(part)}
+    looped = {id(item) for part in ast.walk(function.node) if isinstance(part, _TURNS) for item in ast.walk(part)}
     for node in ast.walk(function.node):
         if not isinstance(node, ast.Subscript) or id(node) in looped or not isinstance(node.value, ast.Name):
             continue
@@ -97,7 +101,7 @@ def _collected(function: SourceFunction) -> Iterator[ast.Subscript]:
     lists = {
         node.targets[0].id
         for node in ast.walk(function.node)
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_empty(node.value)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and text_of(node.value) == "[]"
     }
     for name in lists:
         uses = [node for node in ast.walk(function.node) if _of_name(node, name)]
@@ -113,19 +117,11 @@ def _begins_inside(node: ast.expr) -> bool:
     return isinstance(node, ast.Slice) and node.lower is not None and not isinstance(node.lower, ast.Constant)
 
 
-def _is_empty(node: ast.expr) -> bool:
-    return isinstance(node, ast.List) and not node.elts
-
-
 def _of_name(node: ast.AST, name: str) -> bool:
     """Return whether a subscript or an attribute is one of a variable."""
     return (
         isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
     )
-
-
-def _turns(node: ast.AST) -> bool:
-    return isinstance(node, ast.For | ast.While | ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp)
 
 
 def _whole(module: Module, node: ast.expr) -> bool:
@@ -161,8 +157,3 @@ def _named(module: Module, function: SourceFunction) -> dict[str, ast.expr]:
         elif isinstance(node, ast.Call) and module.name_of(node.func) == "len" and isinstance(node.args[0], ast.Name):
             uses[node.args[0].id] = uses.get(node.args[0].id, 0) - 1
     return {name: node for name, node in found.items() if not uses.get(name)}
-
-
-def _varies(samples: Samples, function: SourceFunction, node: ast.Subscript) -> bool:
-    """Return whether a key changes from sample to sample, and takes a part."""
-    return not isinstance(node.slice, ast.Constant) and not samples.is_fixed(node.slice, function)

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, literal, text_of, unpacks
+from torchtriage.diagnose.lint.syntax import is_self, path_of
 
 RULE = Rule("KRN025", "attention-unfused", "kernel", "Attention written out as single operators", "medium")
 
@@ -148,7 +149,7 @@ class _Function:
         owner = func.value if isinstance(func, ast.Attribute) else None
         given = [arg for arg in node.args if not isinstance(arg, ast.Constant)]
         if name in _PRODUCTS:
-            if owner is not None and len(given) == 1 and not _is_package(owner):
+            if owner is not None and len(given) == 1 and path_of(owner) not in ("torch", "th", "F", "np", "jnp"):
                 given = [owner, *given]
             return self._product(node, given[-2:])
         inner = self.of(owner) if owner is not None else _NOTHING
@@ -172,12 +173,8 @@ class _Function:
         return _SCORES if len(operands) == 2 and not own else _NOTHING
 
 
-def _is_package(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id in ("torch", "th", "F", "np", "jnp")
-
-
 def _is_own(node: ast.expr) -> bool:
     """Return whether an operand is a parameter of the module, as it is or transposed."""
     while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
-    return isinstance(node, ast.Name) and node.id == "self"
+    return is_self(node)

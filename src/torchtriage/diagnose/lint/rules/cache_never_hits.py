@@ -13,7 +13,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, SourceLoop, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, text_of
 from torchtriage.diagnose.lint.syntax import walk
 
 RULE = Rule("HST107", "cache-never-hits", "host", "A cache never gets a hit", "low")
@@ -66,7 +66,8 @@ def _is_of_one_step(module: Module, key: ast.expr, function: SourceFunction | No
     counters: set[str] = {
         name
         for loop in module.loops
-        if loop.steps and loop.function is function and _counts(loop)
+        if loop.steps and loop.function is function and isinstance(loop.node, ast.For)
+        if text_of(loop.node.iter).startswith(("range(", "count("))
         for name in loop.targets
     }
     for node in [key, *(key.elts if isinstance(key, ast.Tuple) else [])]:
@@ -77,7 +78,3 @@ def _is_of_one_step(module: Module, key: ast.expr, function: SourceFunction | No
         if isinstance(node, ast.Name) and node.id in counters:
             return True
     return False
-
-
-def _counts(loop: SourceLoop) -> bool:
-    return isinstance(loop.node, ast.For) and text_of(loop.node.iter).startswith(("range(", "count("))

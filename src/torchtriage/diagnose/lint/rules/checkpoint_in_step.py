@@ -37,11 +37,7 @@ def find(module: Module) -> Iterator[Hit]:
     for call in [*module.called("torch.save"), *module.sent("save_pretrained", "save_checkpoint", "save_model")]:
         if call.context.hot:
             yield Hit(call.node, f"every step writes a checkpoint: {text_of(call.node)}", call.attr)
-        elif (
-            call.context.modulo
-            and call.context.step_loop is not None
-            and _is_often(next(runs_every(module, call), None))
-        ):
+        elif call.context.modulo and type(every := next(runs_every(module, call), None)) is int and every <= OFTEN:
             yield Hit(call.node, f"every few steps write a checkpoint: {text_of(call.node)}", call.attr)
     for call in module.calls:
         if call.attr.endswith("TrainingArguments") or call.attr == "ModelCheckpoint":
@@ -62,7 +58,3 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if given.kind == "module" or _STATE.search(text_of(call.node.args[0], 200)):
             yield Hit(call.node, f"every step copies the whole state: {text_of(call.node)}", "deepcopy", severity="low")
-
-
-def _is_often(every: object) -> bool:
-    return type(every) is int and every <= OFTEN

@@ -225,15 +225,14 @@ class _Prefixes:
         for statement in self.loop.body:
             if isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr | ast.Return | ast.AnnAssign):
                 for part in ast.walk(statement):
-                    if isinstance(part, ast.expr) and self._reduces(part):
-                        yield Hit(part, f"every turn works through all before it: {text_of(part)}", _called(part))
+                    if isinstance(part, ast.Call) and self._reduces(part):
+                        called = text_of(part.func).rpartition(".")[2]
+                        yield Hit(part, f"every turn works through all before it: {text_of(part)}", called)
                         return
             if isinstance(statement, ast.Assign) and self._is_prefix(statement.value):
                 self.prefixes |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
 
-    def _reduces(self, node: ast.expr) -> bool:
-        if not isinstance(node, ast.Call):
-            return False
+    def _reduces(self, node: ast.Call) -> bool:
         last = path_of(node.func).rpartition(".")[2] if not isinstance(node.func, ast.Attribute) else node.func.attr
         if last not in REDUCTIONS and last not in _ORDERS:
             return False
@@ -269,10 +268,6 @@ class _Prefixes:
         if isinstance(node.func, ast.Name):
             return node.func.id in ("abs", "sum", "max", "min", "float", "len", "sorted")
         return isinstance(node.func, ast.Attribute) and node.func.attr in PURE_METHODS
-
-
-def _called(node: ast.expr) -> str:
-    return text_of(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
 
 
 def _chains(module: Module) -> Iterator[Hit]:

@@ -12,7 +12,7 @@ Source: PyTorch documentation, "Distributed communication package" and ``FullySh
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of, unpacks
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, literal, text_of, unpacks
 from torchtriage.diagnose.lint.syntax import argument
 
 RULE = Rule(
@@ -43,7 +43,11 @@ def find(module: Module) -> Iterator[Hit]:
             and not call.context.seldom
         ):
             yield Hit(call.node, f"gloo exchanges through the host: {text_of(call.node)}", call.attr)
-    wrapped = [call for call in module.calls if _is_fsdp(call)]
+    wrapped = [
+        call
+        for call in module.calls
+        if call.name.startswith("torch.distributed.fsdp.") and call.attr in ("FSDP", "FullyShardedDataParallel")
+    ]
     for call in wrapped:
         alone = len(wrapped) == 1 and call.context.loop is None and not unpacks(call.node)
         if alone and keyword(call.node, "auto_wrap_policy") is None and "wrap(" not in module.text.replace("FSDP(", ""):
@@ -61,7 +65,3 @@ def find(module: Module) -> Iterator[Hit]:
         number = module.constant(size, call.context) if size is not None else None
         if size is not None and isinstance(number, int | float) and number <= SMALL_MB:
             yield Hit(size, f"each {number} MB of gradients are a collective of their own", call.attr, severity="low")
-
-
-def _is_fsdp(call: SourceCall) -> bool:
-    return call.name.startswith("torch.distributed.fsdp.") and call.attr in ("FSDP", "FullyShardedDataParallel")

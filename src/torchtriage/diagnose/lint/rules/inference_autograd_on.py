@@ -57,7 +57,7 @@ def find(module: Module) -> Iterator[Hit]:
             or _repeats(call)
         ):
             continue
-        if function is None and not _script(module):
+        if function is None and GRADIENTS.search(module.text):
             continue
         if function is not None and not (_infers(module, function) or _is_never_trained(module, function)):
             continue
@@ -133,7 +133,8 @@ def _targets(module: Module) -> Iterator[Hit]:
         if not function.has_backward or not isinstance(assign.expression, ast.BinOp | ast.Call):
             continue
         uses = module.uses(assign.expression)
-        if uses == [assign.expression] or not uses or not all(_is_detached_here(module, use) for use in uses):
+        detached = all(getattr(module.parents.get(use), "attr", "") == "detach" for use in uses)
+        if uses == [assign.expression] or not uses or not detached:
             continue
         made: list[ast.expr] = [assign.expression]
         names = names_in(assign.expression)
@@ -157,11 +158,6 @@ def _runs_model(call: SourceCall, function: SourceFunction) -> bool:
     func, owner = call.node.func, function.owner
     own = isinstance(func, ast.Attribute) and is_self(func.value)
     return own and owner is not None and isinstance(func, ast.Attribute) and owner.method(func.attr) is None
-
-
-def _is_detached_here(module: Module, node: ast.expr) -> bool:
-    around = module.parents.get(node)
-    return isinstance(around, ast.Attribute) and around.attr == "detach"
 
 
 def _runs_often(module: Module, call: SourceCall) -> bool:
@@ -236,11 +232,6 @@ def _repeats(call: SourceCall) -> bool:
         return False
     names = given_names(call.node)
     return not any(name in loop.targets or name in loop.assigned for name in names)
-
-
-def _script(module: Module) -> bool:
-    """Return whether the file's own lines run inference: nothing is trained."""
-    return not GRADIENTS.search(module.text)
 
 
 def _is_never_trained(module: Module, function: SourceFunction) -> bool:

@@ -192,13 +192,9 @@ def _deques(module: Module) -> Iterator[Hit]:
         if isinstance(loop.node, ast.While) or not module.repeats(module.loop_contexts[loop]) or loop.over in paths:
             continue
         for node in (node for part in module.turn(loop) for node in ast.walk(part)):
-            if isinstance(node, ast.Subscript) and path_of(node.value) in paths and _is_place(node.slice, loop.targets):
+            if isinstance(node, ast.Subscript) and path_of(node.value) in paths and path_of(node.slice) in loop.targets:
                 yield Hit(node, f"a deque is walked through to each place: {text_of(node)}")
                 break
-
-
-def _is_place(node: ast.expr, targets: frozenset[str]) -> bool:
-    return isinstance(node, ast.Name) and node.id in targets
 
 
 def _is_bounded(module: Module, node: ast.Call, context: Context) -> bool:

@@ -68,7 +68,7 @@ def find(module: Module) -> Iterator[Hit]:
         if assign.how == "append" and (own or steps):
             yield from _list(module, assign, loop, value)
         elif assign.how != "append" and value.grad and value.scalar and (assign.how == "+=" or _adds_itself(assign)):
-            yield Hit(_node(assign), f"keeps the graph of every step: {text_of(assign.node)}")
+            yield Hit(assign.node, f"keeps the graph of every step: {text_of(assign.node)}")
 
 
 def _hooks(module: Module) -> Iterator[Hit]:
@@ -128,11 +128,7 @@ def _list(module: Module, assign: Assign, loop: SourceLoop | None, value: Value)
         message, severity = "keeps a device tensor of every step", "low"
     else:
         return
-    yield Hit(_node(assign), f"{message}: {text_of(assign.node)}", "append", severity)
-
-
-def _node(assign: Assign) -> ast.expr | ast.stmt:
-    return assign.node
+    yield Hit(assign.node, f"{message}: {text_of(assign.node)}", "append", severity)
 
 
 def _adds_itself(assign: Assign) -> bool:

@@ -61,13 +61,10 @@ def _switched_on(module: Module, call: SourceCall) -> ast.expr | None:
     for name in _SWITCHES:
         given = keyword(call.node, name)
         if given is not None and module.constant(given, call.context) is True and call.attr != "add_argument":
-            return next(item.value for item in call.node.keywords if item.arg == name)
+            return given
     if call.attr in _METHODS:
-        return (
-            call.node
-            if not any(module.constant(item, call.context) is False for item in arguments(call.node))
-            else None
-        )
+        off = any(module.constant(item, call.context) is False for item in arguments(call.node))
+        return None if off else call.node
     return call.node if "checkpoint" in call.name and _CALLS.search(call.name) and "torch." in call.name else None
 
 
@@ -102,12 +99,11 @@ def _widths(module: Module, call: SourceCall) -> Iterator[int]:
     layer = call.name.startswith("torch.nn.") and call.attr[:1].isupper() and "Embedding" not in call.attr
     if not layer and not call.attr.endswith("Config"):
         return
-    given = [*(call.node.args if layer else ()), *(item.value for item in call.node.keywords if _is_width(item, layer))]
+    named = [
+        item.value for item in call.node.keywords if item.arg and _SIZES.search(item.arg) and "vocab" not in item.arg
+    ]
+    given = arguments(call.node) if layer else named
     for node in given:
         known = module.constant(node, call.context)
         if type(known) is int:
             yield known
-
-
-def _is_width(item: ast.keyword, layer: bool) -> bool:
-    return layer or (item.arg is not None and _SIZES.search(item.arg) is not None and "vocab" not in item.arg)

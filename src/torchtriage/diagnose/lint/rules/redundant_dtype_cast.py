@@ -33,7 +33,7 @@ from torchtriage.diagnose.lint.base import (
     literal,
     text_of,
 )
-from torchtriage.diagnose.lint.syntax import holds
+from torchtriage.diagnose.lint.syntax import holds, is_self
 from torchtriage.diagnose.lint.torch_names import FACTORIES, words
 
 RULE = Rule("CPY012", "redundant-dtype-cast", "copy", "Redundant casts, or float64 that leaked in", "low")
@@ -142,10 +142,12 @@ def _weights(module: Module) -> Iterator[Hit]:
         function, owner = call.context.function, call.owner
         if function is None or function.owner is None or not isinstance(owner, ast.Attribute) or call.context.rare:
             continue
-        if not isinstance(owner.value, ast.Name) or owner.value.id != "self":
+        if not is_self(owner.value):
             continue
         given = arguments(call.node)
-        if call.attr == "to" and not any(_DTYPE.match(module.name_of(item)) or _is_dtype(item) for item in given):
+        if call.attr == "to" and not any(
+            _DTYPE.match(module.name_of(item)) or getattr(item, "attr", "") == "dtype" for item in given
+        ):
             continue
         methods = function.owner.methods
         made = [
@@ -171,11 +173,6 @@ def _weights(module: Module) -> Iterator[Hit]:
 def _is_narrow(made: str) -> bool:
     """Return whether a tensor may have a smaller dtype than steps compute in: as it was stored, or said so."""
     return _STORED.search(made) is not None and _FULL.search(made) is None
-
-
-def _is_dtype(node: ast.expr) -> bool:
-    """Return whether a dtype is that of another tensor: ``x.dtype``."""
-    return isinstance(node, ast.Attribute) and node.attr == "dtype"
 
 
 def _is_matrix(module: Module, node: ast.expr) -> bool:

@@ -38,9 +38,12 @@ _BETWEEN = (
 def find(module: Module) -> Iterator[Hit]:
     """Yield backward passes that keep the graph for the next one."""
     for call in module.sent("backward"):
-        if literal(keyword(call.node, "retain_graph")) is not True or not _repeats(call):
+        if not (call.context.hot or call.context.step_loop is not None):
             continue
-        if literal(keyword(call.node, "create_graph")) is True:
+        if (
+            literal(keyword(call.node, "retain_graph")) is not True
+            or literal(keyword(call.node, "create_graph")) is True
+        ):
             continue
         following = _next(module, call)
         loop = call.context.loop
@@ -54,10 +57,6 @@ def find(module: Module) -> Iterator[Hit]:
 def _in_step(loop: SourceLoop) -> bool:
     """Return whether a loop stands in one over the batches of a loader, or one that steps the optimizer."""
     return loop.outer is not None and (loop.outer.over_loader or loop.outer.optimizes)
-
-
-def _repeats(call: SourceCall) -> bool:
-    return call.context.hot or call.context.step_loop is not None
 
 
 def _next(module: Module, call: SourceCall) -> SourceCall | None:

@@ -44,12 +44,9 @@ def find(module: Module) -> Iterator[Hit]:
     for loop in module.loops:
         if not isinstance(loop.node, ast.While):
             continue
-        if (loop.function in targets or _is_empty(loop.node)) and not _waits(module, loop.node):
+        empty = all(isinstance(item, ast.Pass | ast.Continue) for item in loop.node.body)
+        if (loop.function in targets or empty) and not _waits(module, loop.node):
             yield Hit(loop.node, f"nothing waits in this loop: while {text_of(loop.node.test)}")
-
-
-def _is_empty(node: ast.While) -> bool:
-    return all(isinstance(item, ast.Pass | ast.Continue) for item in node.body)
 
 
 def _waits(module: Module, node: ast.While) -> bool:

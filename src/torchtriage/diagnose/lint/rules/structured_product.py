@@ -100,10 +100,11 @@ def _operands(module: Module, node: ast.BinOp | ast.Call) -> list[ast.expr]:
         return [node.left, node.right] if isinstance(node.op, ast.MatMult) else []
     func = node.func
     if isinstance(func, ast.Attribute) and func.attr in _PRODUCTS:
-        return [*node.args[:2]] if module.name_of(func).startswith("torch.") else [func.value, *node.args[:1]]
-    if "one_hot(" in module.text and node.args and _is_linear(module, node):
-        return [*node.args[:1]]
-    return []
+        return node.args[:2] if module.name_of(func).startswith("torch.") else [func.value, *node.args[:1]]
+    linear = "one_hot(" in module.text and any(
+        call.node is node and call.receiver.of.endswith("nn.Linear") for call in module.calls
+    )
+    return node.args[:1] if linear else []
 
 
 def _covariance(module: Module, node: ast.BinOp | ast.Call) -> list[ast.expr]:
@@ -116,10 +117,6 @@ def _covariance(module: Module, node: ast.BinOp | ast.Call) -> list[ast.expr]:
 def _is_diagonal(module: Module, made: ast.expr) -> bool:
     name = module.name_of(made.func) if isinstance(made, ast.Call) else ""
     return name in _DIAGONALS or name.endswith(".diag_embed")
-
-
-def _is_linear(module: Module, node: ast.Call) -> bool:
-    return any(call.node is node and call.receiver.of.endswith("nn.Linear") for call in module.calls)
 
 
 def _uncast(module: Module, node: ast.expr) -> ast.expr:

@@ -13,7 +13,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceCall, SourceFunction, compiled
+from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceFunction, compiled
 from torchtriage.diagnose.lint.torch_names import words
 
 RULE = Rule("LCH015", "unfused-elementwise", "launch", "Chains of pointwise kernels are not fused", "low")
@@ -50,7 +50,7 @@ def find(module: Module) -> Iterator[Hit]:
         name = call.attr.removesuffix("_")
         if name in _HEAVY or call.receiver.kind == "module" or call.callees:
             heavy.add(function)
-        elif name in _POINTWISE and _is_tensors(call):
+        elif name in _POINTWISE and "tensor" in (call.value.kind, call.receiver.kind):
             chains[function] += 1
             contexts[function] = call.context
     for function, number in chains.items():
@@ -65,7 +65,3 @@ def find(module: Module) -> Iterator[Hit]:
         if number >= 2 and number + operators >= MIN_CHAIN:
             message = f"{number + operators} pointwise operators run one by one in {function.name}()"
             yield Hit(function.node.body[-1], message, span=function.node)
-
-
-def _is_tensors(call: SourceCall) -> bool:
-    return call.value.kind == "tensor" or call.receiver.kind == "tensor"

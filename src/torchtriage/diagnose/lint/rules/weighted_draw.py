@@ -47,18 +47,12 @@ _DEPTH = 3
 
 def find(module: Module) -> Iterator[Hit]:
     """Yield draws of a few by weights that stay the same from turn to turn."""
-    for call in _draws(module):
-        weights = _weights(call)
-        if weights is None or call.context.rare or _is_short(module, call, weights):
-            continue
-        if _draws_many(module, call):
+    for call in module.calls:
+        weights = _weights(call) if call.attr in ("choice", "choices", "multinomial") else None
+        if weights is None or call.context.rare or _is_short(module, call, weights) or _draws_many(module, call):
             continue
         if _again(module, call.context, weights, many=_size(module, call) >= _MANY):
             yield Hit(call.node, f"sums all weights again for each draw: {text_of(call.node)}", call.attr)
-
-
-def _draws(module: Module) -> Iterator[SourceCall]:
-    yield from (call for call in module.calls if call.attr in ("choice", "choices", "multinomial"))
 
 
 def _weights(call: SourceCall) -> ast.expr | None:

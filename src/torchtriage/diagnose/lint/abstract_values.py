@@ -150,7 +150,7 @@ def together(left: Value, right: Value) -> Value:
         others = [item for item in (left, right) if item.kind not in ("tensor", "host", "numpy")]
         return Value(
             "tensor",
-            max(device, MAYBE if others else CPU) if device > CPU else device,
+            device,
             grad=grad,
             scalar=all(tensor.scalar for tensor in tensors) and not others,
             guess=all(tensor.guess for tensor in tensors),

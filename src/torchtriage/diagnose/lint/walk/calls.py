@@ -153,9 +153,7 @@ def _plain(walker: Walker, call: SourceCall) -> Value:
             return Value("tensor", device, grad=grad, scalar=any(item.scalar for item in items))
         return UNKNOWN
     if attr in ("list", "tuple", "reversed", "sorted", "next", "set") and given:
-        if attr == "next":
-            return element(given[0])
-        return given[0]
+        return element(given[0]) if attr == "next" else given[0]
     known = walker.module.classes.get(attr)
     if known is not None and known.is_module:
         return Value("module", CPU, of=attr)

@@ -170,9 +170,8 @@ def _define(
     walker.module.functions.append(function)
     speaks = read
     if read is None:
-        speaks = walker.relevance.speaks(node) or (owner is None and walker.relevance.calls_model(node))
-    if read is None and _others_call(node.name):
-        speaks = True
+        speaks = walker.relevance.speaks(node) or _others_call(node.name)
+        speaks = speaks or (owner is None and walker.relevance.calls_model(node))
     walker.unread[function] = list(walker.scopes)
     if compiled or serves or speaks:
         walker.speaking.add(function)

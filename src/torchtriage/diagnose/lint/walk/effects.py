@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import Value
@@ -69,10 +68,6 @@ def is_optimizer_step(call: SourceCall) -> bool:
     """Return whether ``x.step()`` is an optimizer's (or a gradient scaler's)."""
     if call.receiver.kind == "optimizer":
         return True
-    owner = call.owner
+    owner = call.owner.value if isinstance(call.owner, ast.Subscript) else call.owner
     last = path_of(owner).rpartition(".")[2] if owner is not None else ""
-    if isinstance(owner, ast.Subscript):
-        last = path_of(owner.value).rpartition(".")[2]
-    if re.search(r"scaler", last):
-        return True
-    return bool(torch_names.OPTIMIZER.match(last)) and "schedul" not in last
+    return "scaler" in last or (torch_names.OPTIMIZER.match(last) is not None and "schedul" not in last)

@@ -159,8 +159,8 @@ def _subscript(walker: Walker, node: ast.Subscript) -> Value:
     value = walker.eval(node.value)
     index = walker.eval(node.slice)
     if value.kind == "tensor":
-        if isinstance(node.ctx, ast.Load):
-            _note_mask(walker, node, value)
+        if isinstance(node.ctx, ast.Load) and any(walker.module.value(part).mask for part in indices(node)):
+            walker.module.masks.append(Test(node, value, walker.context, "mask"))
         if index.kind == "host" and isinstance(literal(node.slice), str):
             return value  # a batch as a dictionary
         return value.but(made_by=None) if value.made_by else value
@@ -174,11 +174,6 @@ def _subscript(walker: Walker, node: ast.Subscript) -> Value:
     if value.kind == "host":
         return HOST
     return UNKNOWN
-
-
-def _note_mask(walker: Walker, node: ast.Subscript, value: Value) -> None:
-    if any(walker.module.value(part).mask for part in indices(node)):
-        walker.module.masks.append(Test(node, value, walker.context, "mask"))
 
 
 def _inner(walker: Walker, node: Any) -> Value:

@@ -70,11 +70,8 @@ def _mark_outer(module: Module, edges: Edges) -> None:
     training = {loop.function for loop in module.loops if loop.trains or loop.over_loader}
     inferring = {loop.function for loop in module.loops if loop.runs_module and loop.steps} - training - {None}
     for holding in (training, inferring):
-        changed = True
-        while changed:
-            found = {context.function for context, callee in edges if callee in holding} - holding
+        while found := {context.function for context, callee in edges if callee in holding} - holding:
             holding |= found
-            changed = bool(found)
     for function in training:
         if function is not None:
             function.holds = True
@@ -101,11 +98,8 @@ def _mark_outermost(module: Module, edges: Edges) -> None:
         for context, callee in edges
         if any(_is_work(loop) for loop in context.loops() if not (loop.comprehension or loop.short))
     }
-    changed = True
-    while changed:
-        found = {callee for context, callee in edges if context.function in repeated} - repeated
-        repeated |= found
-        changed = bool(found)
+    while called := {callee for context, callee in edges if context.function in repeated} - repeated:
+        repeated |= called
     for loop in module.loops:
         if loop.comprehension or loop.short or not _is_work(loop) or loop.function in repeated:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from torchtriage.diagnose.lint import torch_names
-from torchtriage.diagnose.lint.abstract_values import A_LIST, A_PARAMETER, CPU, HOST, UNKNOWN, Value, common, element
+from torchtriage.diagnose.lint.abstract_values import A_LIST, CPU, HOST, UNKNOWN, Value, common, element
 from torchtriage.diagnose.lint.facts import SourceLoop
 from torchtriage.diagnose.lint.syntax import goes_over, path_of, turns
 from torchtriage.diagnose.lint.walk.following import iterated as makes
@@ -45,35 +45,18 @@ def _bind_targets(walker: Walker, target: ast.expr, iterated: ast.expr, value: V
     loop.targets = frozenset(found)
     loop.rounds = any(torch_names.ROUNDS.search(name) for name in (*found, loop.over))
     if value.of in ("enumerate", "zip") and value.items:
-        if isinstance(target, ast.Tuple):
-            for index, item in enumerate(target.elts):
-                inner = value.items[index] if index < len(value.items) else UNKNOWN
-                walker.target(item, inner)
-        else:
-            walker.target(target, UNKNOWN)
-        return
-    if value.kind == "loader":
-        _bind_all(walker, target, element(value))
-    elif value.kind == "tensor":
-        # items of a batch, or rows of a tensor
-        _bind_all(walker, target, value)
+        walker.target(target, value if isinstance(target, ast.Tuple) else UNKNOWN)
     elif isinstance(iterated, ast.Call) and path_of(iterated.func) == "range":
         walker.target(target, HOST)
         loop.n_constant = _turns(walker, iterated)
-    elif value.kind == "list" and value.items and not value.of:
-        loop.n_constant = len(value.items) if isinstance(iterated, ast.List) else None
-        walker.target(target, common(value.items))
     elif isinstance(iterated, ast.Tuple):
         loop.n_constant = len(iterated.elts)
         walker.target(target, common(value.items))
-    elif value.kind == "params":
-        _bind_all(walker, target, A_PARAMETER)
-    elif value.kind == "module" and value.items:
-        walker.target(target, element(value))
     elif value.kind == "object":
         walker.target(target, _made_by(walker, value))
     else:
-        _bind_all(walker, target, UNKNOWN)
+        loop.n_constant = len(value.items) or None if isinstance(iterated, ast.List) else None
+        walker.target(target, element(value))
 
 
 def _turns(walker: Walker, node: ast.Call) -> int | None:
@@ -83,14 +66,6 @@ def _turns(walker: Walker, node: ast.Call) -> int | None:
         return known
     number = walker.module.constant(node.args[0], walker.context)
     return number if type(number) is int else None
-
-
-def _bind_all(walker: Walker, target: ast.expr, value: Value) -> None:
-    if isinstance(target, ast.Tuple | ast.List):
-        for element in target.elts:
-            _bind_all(walker, element, value)
-    else:
-        walker.target(target, value)
 
 
 def _run_iterated(walker: Walker, value: Value) -> None:

@@ -87,7 +87,7 @@ def _unknown_method(walker: Walker, call: SourceCall) -> Value:
         walker.event("wait", node)
         return Value("tensor", CPU, readback=node)
     if attr == "numpy":
-        return NUMPY.but(readback=None)
+        return NUMPY
     if attr == "cuda" or (attr == "to" and moves(node)):
         return Value("tensor", DEVICE, data=call.receiver.data)
     if attr == "detach" and not given:
@@ -159,7 +159,7 @@ def _tensor_method(walker: Walker, call: SourceCall) -> Value:
     if attr == "cpu" or (attr == "to" and destination(node) == "cpu"):
         if receiver.device > CPU:
             walker.event("wait", node)
-            return receiver.but(device=CPU, readback=node, grad=receiver.grad)
+            return receiver.but(device=CPU, readback=node)
         return receiver
     if attr == "numpy":
         if receiver.device > CPU:
@@ -192,11 +192,10 @@ def _tensor_method(walker: Walker, call: SourceCall) -> Value:
     if attr in ("split", "chunk", "unbind", "tensor_split"):
         return Value("list", CPU, items=(receiver.but(made_by=None, of=""),))
     device, grad = placed([receiver, *given])
-    if attr in torch_names.REDUCTIONS or receiver.guess:
-        receiver = receiver.but(guess=receiver.guess and attr not in torch_names.REDUCTIONS)
     return receiver.but(
-        device=device if receiver.kind == "tensor" and device > CPU else receiver.device,
-        grad=(grad or receiver.grad)
+        device=device,
+        guess=receiver.guess and attr not in torch_names.REDUCTIONS,
+        grad=grad
         and attr not in ("argmax", "argmin", "any", "all", "eq", "ne", "gt", "lt", "ge", "le")
         and not walker.context.no_grad,
         made_by=receiver.made_by if all(item.kind == "host" for item in given) else None,
@@ -212,9 +211,4 @@ def _moves_to_device(call: SourceCall) -> bool:
         return True
     first = call.node.args[0] if call.node.args else None
     # x.to(other): the device of another tensor
-    return (
-        isinstance(first, ast.Name)
-        and bool(call.arguments)
-        and call.arguments[0].kind == "tensor"
-        and not call.arguments[0].guess
-    )
+    return isinstance(first, ast.Name) and call.arguments[0].kind == "tensor" and not call.arguments[0].guess

@@ -28,12 +28,7 @@ def loss_of(walker: Walker, given: list[Value]) -> Value:
     """Return what a criterion gives."""
     tensors = [item for item in given if item.kind == "tensor"]
     device, grad = placed(tensors) if tensors else (MAYBE, True)
-    return Value(
-        "tensor",
-        max(device, MAYBE) if not tensors else device,
-        grad=(grad or not tensors) and not walker.context.no_grad,
-        scalar=True,
-    )
+    return Value("tensor", device, grad=grad and not walker.context.no_grad, scalar=True)
 
 
 def invoke(walker: Walker, call: SourceCall) -> Value:

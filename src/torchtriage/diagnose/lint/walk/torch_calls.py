@@ -89,10 +89,6 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
     scalar = (last in torch_names.REDUCTIONS and len(node.args) == 1 and not node.keywords) or bool(
         torch_names.LOSSES.search(last) and literal(keyword(node, "reduction")) != "none"
     )
-    if last in ("cdist",):
-        scalar = False
-    if scalar and last in ("max", "min") and len(node.args) > 1:
-        scalar = False
     scalar = scalar or (
         bool(given) and all(item.scalar or item.kind == "host" for item in given) and any(item.scalar for item in given)
     )

@@ -553,6 +553,10 @@ class Module:
             return list(loop.node.body)
         return [self.elements[loop.node]] if loop.node in self.elements else []
 
+    def nodes(self, loop: SourceLoop) -> list[ast.AST]:
+        """Return all the syntax that runs in each turn of a loop."""
+        return [node for part in self.turn(loop) for node in ast.walk(part)]
+
     def made_in(self, function: SourceFunction | None, name: str) -> list[ast.expr]:
         """Return what a function assigns to a variable."""
         return [item.expression for item in self.assigns if item.target == name and item.context.function is function]

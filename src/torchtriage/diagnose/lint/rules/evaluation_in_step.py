@@ -48,7 +48,7 @@ def find(module: Module) -> Iterator[Hit]:
     for loop in module.loops:
         outer = loop.outer
         if _evaluates(loop) and outer is not None and _is_training(outer) and not module.loop_contexts[loop].rare:
-            yield Hit(loop.node, "all of this is gone through in every step of training")  # type: ignore[arg-type]
+            yield Hit(loop.place, "all of this is gone through in every step of training")
     for call in module.calls:
         around = call.context.step_loop
         if around is None or not _is_training(around) or not passes.intersection(call.callees):

@@ -191,7 +191,7 @@ def _deques(module: Module) -> Iterator[Hit]:
     for loop in module.loops:
         if isinstance(loop.node, ast.While) or not module.repeats(module.loop_contexts[loop]) or loop.over in paths:
             continue
-        for node in (node for part in module.turn(loop) for node in ast.walk(part)):
+        for node in module.nodes(loop):
             if isinstance(node, ast.Subscript) and path_of(node.value) in paths and path_of(node.slice) in loop.targets:
                 yield Hit(node, f"a deque is walked through to each place: {text_of(node)}")
                 break

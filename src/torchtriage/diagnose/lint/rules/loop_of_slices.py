@@ -12,7 +12,7 @@ Source: PyTorch documentation, "Broadcasting semantics" and ``torch.vmap``.
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceLoop, names_in, text_of
 from torchtriage.diagnose.lint.rules._turns import carries
@@ -47,7 +47,7 @@ def find(module: Module) -> Iterator[Hit]:
         counters = _counters(loop)
         if not counters or _FEW_BY_NAME.search(text_of(loop.node.iter)) or any(map(_FEW_BY_NAME.search, counters)):
             continue
-        turn = [] if isinstance(loop.node, ast.comprehension) and loop.node.ifs else module.turn(loop)
+        turn = [] if isinstance(loop.node, ast.comprehension) and loop.node.ifs else module.nodes(loop)
         if _differentiates(module, turn, counters):
             yield Hit(loop.place, "gradients are taken for one output at a time", "grad")
             continue
@@ -101,12 +101,11 @@ def _counters(loop: SourceLoop) -> set[str]:
 _EDGES = re.compile(r"edge|pairs|bonds|links", re.IGNORECASE)
 
 
-def _slices(turn: list[ast.AST], counters: set[str]) -> list[ast.Subscript]:
+def _slices(nodes: Iterable[ast.AST], counters: set[str]) -> list[ast.Subscript]:
     """Return what is read at the counter's place: ``x[i]``, ``x[:, i]``, ``x[i, :n]``."""
     return [
         node
-        for part in turn
-        for node in ast.walk(part)
+        for node in nodes
         if isinstance(node, ast.Subscript)
         and any(isinstance(index, ast.Name) and index.id in counters for index in indices(node))
     ]
@@ -120,27 +119,25 @@ def _is_tensor(module: Module, node: ast.Subscript) -> bool:
 
 def _picks_modules(module: Module, turn: list[ast.AST], counters: set[str]) -> bool:
     """Return whether the counter picks a layer, or anything else that is called."""
-    for part in turn:
-        for node in ast.walk(part):
-            if isinstance(node, ast.Call):
-                called = node.func
-                while isinstance(called, ast.Attribute) and module.value(called).kind != "tensor":
-                    called = called.value
-                own = called is node.func or module.value(called).kind in ("module", "object")
-                if isinstance(called, ast.Subscript) and names_in(called.slice) & counters and own:
-                    return True
-            if isinstance(node, ast.Await | ast.Yield | ast.Break | ast.Return):
+    for node in turn:
+        if isinstance(node, ast.Call):
+            called = node.func
+            while isinstance(called, ast.Attribute) and module.value(called).kind != "tensor":
+                called = called.value
+            own = called is node.func or module.value(called).kind in ("module", "object")
+            if isinstance(called, ast.Subscript) and names_in(called.slice) & counters and own:
                 return True
+        if isinstance(node, ast.Await | ast.Yield | ast.Break | ast.Return):
+            return True
     return False
 
 
 def _picks_settings(module: Module, turn: list[ast.AST], counters: set[str]) -> bool:
     """Return whether the counter picks a number or a name of its own for each turn: ``axes[i]``, ``getattr``."""
-    for part in turn:
-        for node in ast.walk(part):
-            named = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and text_of(node.func) == "getattr")
-            if named and names_in(node) & counters:
-                return True
+    for node in turn:
+        named = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and text_of(node.func) == "getattr")
+        if named and names_in(node) & counters:
+            return True
     return any(
         len(indices(item)) == 1 and module.value(item.value).kind in ("list", "unknown", "host", "module", "object")
         for item in _slices(turn, counters)
@@ -150,15 +147,11 @@ def _picks_settings(module: Module, turn: list[ast.AST], counters: set[str]) -> 
 
 def _differentiates(module: Module, turn: list[ast.AST], counters: set[str]) -> bool:
     """Return whether a turn takes the gradient of one output: ``grad(y[i], x, retain_graph=True)``."""
-    if "autograd.grad(" not in module.text and "grad(" not in module.text:
-        return False
-    return any(
+    return "grad(" in module.text and any(
         isinstance(node, ast.Call)
         and module.name_of(node.func) == "torch.autograd.grad"
-        and bool(node.args)
-        and bool(_slices([node.args[0]], counters))
-        for part in turn
-        for node in ast.walk(part)
+        and any(_slices(ast.walk(item), counters) for item in node.args[:1])
+        for node in turn
     )
 
 
@@ -174,33 +167,32 @@ def _is_gathered(
             return False
         return _joins(module.parents.get(listed), ragged=ragged) and _computes(module, element, slices)
     body = loop.function.node if loop.function is not None else module.tree
-    for part in turn:
-        for node in ast.walk(part):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
-                name = text_of(node.func.value)
-                if not node.args or not _computes(module, node.args[0], slices, loop):
-                    continue
-                if ragged and _joins(node.args[0]) and not _joins(node.args[0], ragged=True):
-                    continue
-                uses = [use for use in module.names(name, body) if isinstance(use.ctx, ast.Load)]
-                if any(_joins(module.parents.get(use), ragged=ragged) for use in uses):
+    for node in turn:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
+            name = text_of(node.func.value)
+            if not node.args or not _computes(module, node.args[0], slices, loop):
+                continue
+            if ragged and _joins(node.args[0]) and not _joins(node.args[0], ragged=True):
+                continue
+            uses = [use for use in module.names(name, body) if isinstance(use.ctx, ast.Load)]
+            if any(_joins(module.parents.get(use), ragged=ragged) for use in uses):
+                return True
+        elif isinstance(node, ast.AugAssign | ast.Assign):
+            target = node.target if isinstance(node, ast.AugAssign) else node.targets[0]
+            row = isinstance(target, ast.Subscript) and target in slices
+            if isinstance(target, ast.Subscript) and row and module.value(target.value).kind == "tensor":
+                apart = not names_in(target.value) & names_in(node.value)
+                if apart and _is_array_work(module, node, target, counters):
                     return True
-            elif isinstance(node, ast.AugAssign | ast.Assign):
-                target = node.target if isinstance(node, ast.AugAssign) else node.targets[0]
-                row = isinstance(target, ast.Subscript) and target in slices
-                if isinstance(target, ast.Subscript) and row and module.value(target.value).kind == "tensor":
-                    apart = not names_in(target.value) & names_in(node.value)
-                    if apart and _is_array_work(module, node, target, counters):
-                        return True
-                elif (
-                    isinstance(node, ast.AugAssign)
-                    and isinstance(target, ast.Name | ast.Subscript)
-                    and not names_in(target) & names_in(node.value) & set(loop.assigned)
-                    and _computes(module, node.value, slices, loop)
-                    and module.value(node.value).kind in ("tensor", "unknown")
-                    and isinstance(node.value, ast.Call | ast.BinOp | ast.UnaryOp)
-                ):
-                    return True
+            elif (
+                isinstance(node, ast.AugAssign)
+                and isinstance(target, ast.Name | ast.Subscript)
+                and not names_in(target) & names_in(node.value) & set(loop.assigned)
+                and _computes(module, node.value, slices, loop)
+                and module.value(node.value).kind in ("tensor", "unknown")
+                and isinstance(node.value, ast.Call | ast.BinOp | ast.UnaryOp)
+            ):
+                return True
     return False
 
 
@@ -210,7 +202,7 @@ def _is_array_work(module: Module, node: ast.Assign | ast.AugAssign, target: ast
     if cut or isinstance(node.value, ast.Constant):
         return cut and isinstance(node.value, ast.Constant)
     return any(
-        module.value(item.value).kind == "tensor" for item in _slices([node.value], counters)
+        module.value(item.value).kind == "tensor" for item in _slices(ast.walk(node.value), counters)
     ) and not isinstance(node.value, ast.Subscript)
 
 

@@ -26,7 +26,7 @@ from torchtriage.diagnose.lint.base import (
     names_in,
     text_of,
 )
-from torchtriage.diagnose.lint.syntax import given_names, walk
+from torchtriage.diagnose.lint.syntax import given_names
 
 RULE = Rule("LCH102", "one-item-batches", "launch", "A model runs once per piece of one input", "low")
 
@@ -176,8 +176,7 @@ def _indexed(module: Module, loop: SourceLoop) -> list[ast.expr]:
     """Return what a loop's values are places in: ``x`` of ``x[i]``."""
     return [
         node.value
-        for part in module.turn(loop)
-        for node in walk(part)
+        for node in module.nodes(loop)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name) and node.slice.id in loop.targets
     ]
 

@@ -42,7 +42,7 @@ def find(module: Module) -> Iterator[Hit]:
     for loop in module.loops:
         if _updates(module, loop):
             yield Hit(
-                loop.node,  # type: ignore[arg-type]
+                loop.place,
                 "parameters are updated one by one in every step",
                 fix=FIX if "grad" in attributes_in(loop.node) else fixes.AVERAGE_AT_ONCE,
                 span=loop.node,
@@ -69,7 +69,7 @@ def _penalty(module: Module, loop: SourceLoop) -> ast.expr | ast.stmt | None:
             isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add)
         )
         if adds and isinstance(node, ast.AugAssign | ast.Assign) and _reduces(node.value, loop):
-            return loop.node
+            return loop.place
     return None
 
 

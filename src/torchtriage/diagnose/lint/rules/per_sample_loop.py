@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.abstract_values import DEVICE, OUTPUT
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, names_in, text_of
 from torchtriage.diagnose.lint.rules._turns import carries
-from torchtriage.diagnose.lint.syntax import indices
+from torchtriage.diagnose.lint.syntax import indices, path_of
 
 RULE = Rule(
     "LCH017",
@@ -72,18 +72,16 @@ def _of_classes(module: Module, loop: SourceLoop) -> str:
     targets = _counted(module, loop)
     if not targets or loop.runs_module or any(callee.runs_module for callee in loop.calls):
         return ""
-    for part in _turn(module, loop):
-        for node in ast.walk(part):
-            if (
-                isinstance(node, ast.Compare)
-                and isinstance(node.ops[0], ast.Eq)
-                and isinstance(node.comparators[0], ast.Name)
-                and node.comparators[0].id in targets
-                and module.value(node.left).kind in ("tensor", "numpy")
-                and not names_in(node.left) & (loop.targets | set(loop.assigned))
-                and not module.value(node.left).scalar
-            ):
-                return f"each turn looks through all elements: {text_of(node)}"
+    for node in _turn(module, loop):
+        if (
+            isinstance(node, ast.Compare)
+            and isinstance(node.ops[0], ast.Eq)
+            and path_of(node.comparators[0]) in targets
+            and module.value(node.left).kind in ("tensor", "numpy")
+            and not names_in(node.left) & (loop.targets | set(loop.assigned))
+            and not module.value(node.left).scalar
+        ):
+            return f"each turn looks through all elements: {text_of(node)}"
     return ""
 
 
@@ -115,10 +113,7 @@ def _of_windows(module: Module, loop: SourceLoop) -> ast.expr | None:
     if not isinstance(loop.node.iter, ast.Call) or module.name_of(loop.node.iter.func) != "range":
         return None
     windows = [
-        node
-        for part in _turn(module, loop)
-        for node in ast.walk(part)
-        if isinstance(node, ast.Subscript) and _is_window(module, node, loop)
+        node for node in _turn(module, loop) if isinstance(node, ast.Subscript) and _is_window(module, node, loop)
     ]
     if not windows:
         return None
@@ -157,8 +152,9 @@ def _is_window(module: Module, node: ast.Subscript, loop: SourceLoop) -> bool:
 
 
 def _turn(module: Module, loop: SourceLoop) -> list[ast.AST]:
-    """Return what runs in each turn, the conditions of a comprehension too."""
-    return [*module.turn(loop), *(loop.node.ifs if isinstance(loop.node, ast.comprehension) else ())]
+    """Return all that runs in each turn, the conditions of a comprehension too."""
+    tests = loop.node.ifs if isinstance(loop.node, ast.comprehension) else []
+    return [*module.nodes(loop), *(node for test in tests for node in ast.walk(test))]
 
 
 def _row(module: Module, loop: SourceLoop) -> ast.expr | None:

@@ -90,9 +90,8 @@ def _singles(module: Module, rows: set[str]) -> Iterator[Hit]:
             yield Hit(loop.place, said, severity=None if in_step and own else "low")
             continue
         if own and _scatters(module, loop, rows):
-            assert isinstance(loop.node, ast.stmt)
             said = "elements are counted, or entered, one by one"
-            yield Hit(loop.node, said, severity=None if in_step else "low")
+            yield Hit(loop.place, said, severity=None if in_step else "low")
             continue
         counters = counted_by(loop)
         if loop.comprehension or not in_step or loop.steps or not counters:
@@ -102,11 +101,9 @@ def _singles(module: Module, rows: set[str]) -> Iterator[Hit]:
         if (module.is_program and _fills(module, loop, counters)) or any(
             _takes_number(module, node, counters) for node in ast.walk(loop.node)
         ):
-            assert isinstance(loop.node, ast.stmt)
-            yield Hit(loop.node, "Python computes here element by element in every step", severity="low")
+            yield Hit(loop.place, "Python computes here element by element in every step", severity="low")
         elif _writes_numbers(module, loop, counters):
-            assert isinstance(loop.node, ast.stmt)
-            yield Hit(loop.node, f"numbers are written into a tensor one by one {context.often}", severity="low")
+            yield Hit(loop.place, f"numbers are written into a tensor one by one {context.often}", severity="low")
 
 
 def _scatters(module: Module, loop: SourceLoop, rows: set[str]) -> bool:
@@ -381,8 +378,7 @@ def _counts(module: Module, loop: SourceLoop) -> bool:
     """Return whether a loop computes with numbers, itself or in a function of the file."""
     if isinstance(loop.node, ast.While) or (loop.n_constant is not None and loop.n_constant < 8):
         return False
-    parts = module.turn(loop) if loop.comprehension else [loop.node]
-    for node in (node for part in parts for node in ast.walk(part)):
+    for node in module.nodes(loop) if loop.comprehension else ast.walk(loop.node):
         if _is_arithmetic(node):
             return True
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

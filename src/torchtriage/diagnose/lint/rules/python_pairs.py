@@ -57,23 +57,20 @@ def _suppresses(module: Module, loop: SourceLoop) -> bool:
     """Return whether a loop takes the best candidate and drops what overlaps it, until none is left."""
     assert isinstance(loop.node, ast.While)
     left = names_in(loop.node.test)
-    body = [text_of(item, 400) for item in loop.node.body]
+    texts = [text_of(item, 400).lower() for item in loop.node.body]
+    body = module.nodes(loop)
     function = module.loop_contexts[loop].function
     named = function is not None and _SUPPRESSES.search(function.name) is not None
     shrinks = any(
         isinstance(item, ast.Assign)
         and bool({name for target in item.targets for name in names_in(target)} & left)
         and (isinstance(item.value, ast.Subscript | ast.ListComp) or "[" in text_of(item.value))
-        for statement in loop.node.body
-        for item in ast.walk(statement)
+        for item in body
     )
     compares = any(
-        _OVERLAPS.search(text_of(node.func).rpartition(".")[2])
-        for statement in loop.node.body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Call)
+        _OVERLAPS.search(text_of(node.func).rpartition(".")[2]) for node in body if isinstance(node, ast.Call)
     )
-    return bool(body) and shrinks and (named or any("iou" in text.lower() for text in body)) and compares
+    return shrinks and (named or any("iou" in text for text in texts)) and compares
 
 
 def _pair(module: Module, loop: SourceLoop) -> ast.Call | None:
@@ -87,14 +84,13 @@ def _pair(module: Module, loop: SourceLoop) -> ast.Call | None:
     if names_in(loop.node.iter) & outer.targets and not _is_rest(loop.node.iter):
         return None  # a loop over the parts of one element
     inner, above = _followed(module, loop), _followed(module, outer)
-    for part in module.turn(loop):
-        for node in ast.walk(part):
-            if not isinstance(node, ast.Call) or len(node.args) < 2:
-                continue
-            sides = [names_in(item) for item in node.args[:2]]
-            mixed = (sides[0] & inner and sides[1] & above) or (sides[1] & inner and sides[0] & above)
-            if mixed and _COMPARES.search(text_of(node.func).rpartition(".")[2]):
-                return node
+    for node in module.nodes(loop):
+        if not isinstance(node, ast.Call) or len(node.args) < 2:
+            continue
+        sides = [names_in(item) for item in node.args[:2]]
+        mixed = (sides[0] & inner and sides[1] & above) or (sides[1] & inner and sides[0] & above)
+        if mixed and _COMPARES.search(text_of(node.func).rpartition(".")[2]):
+            return node
     return None
 
 

@@ -100,7 +100,6 @@ class SourceFunction:
     steps: bool = False
     runs_module: bool = False
     works: bool = False
-    waits: bool = False
     holds: bool = False
     given: dict[str, Value] = field(default_factory=dict)
     asked: dict[str, list[SourceCall]] = field(default_factory=dict)
@@ -231,12 +230,11 @@ class Context:
     rare: bool = False
     aside: bool = False
     no_grad: bool = False
-    in_no_sync: bool = False
     modulo: bool = False
 
     def but(self, **changes: Any) -> Context:
         """Return the context with other fields."""
-        made = Context(self.function, self.loop, self.rare, self.aside, self.no_grad, self.in_no_sync, self.modulo)
+        made = Context(self.function, self.loop, self.rare, self.aside, self.no_grad, self.modulo)
         for name, value in changes.items():
             setattr(made, name, value)
         return made

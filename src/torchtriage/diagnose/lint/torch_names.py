@@ -49,9 +49,6 @@ WRAPPERS = words("enumerate tqdm trange iter islice track prange progress_bar au
 
 LOADERS = frozenset({"torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"})
 DATASETS = frozenset({"torch.utils.data.TensorDataset", "torch.utils.data.dataset.TensorDataset"})
-PARALLEL = frozenset(
-    {"torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel"}
-)
 NO_GRAD = frozenset(
     {
         "torch.no_grad",

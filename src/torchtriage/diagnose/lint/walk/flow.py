@@ -54,15 +54,14 @@ def _tell_caller(context: Context, callee: SourceFunction) -> bool:
     changed = loop is not None and (loop.runs_module, loop.works) != before
     if function is None:
         return changed
-    old = (function.steps, function.runs_module, function.works, function.waits)
-    function.waits = function.waits or callee.waits
+    old = (function.steps, function.runs_module, function.works)
     if not context.rare:
         function.works = function.works or callee.works
     if loop is None or loop.short:
         function.steps = function.steps or callee.steps
         if not context.rare and not in_module:
             function.runs_module = function.runs_module or runs_module
-    return changed or old != (function.steps, function.runs_module, function.works, function.waits)
+    return changed or old != (function.steps, function.runs_module, function.works)
 
 
 def _mark_outer(module: Module, edges: Edges) -> None:

@@ -120,12 +120,8 @@ def _with(walker: Walker, node: ast.With | ast.AsyncWith) -> None:
                     runs_here(walker, function)
             if call.attr == "enable_grad":
                 walker.context = walker.inside(no_grad=False)
-            if call.attr in ("no_sync", "accumulate"):
-                walker.context = walker.inside(in_no_sync=True)
         elif value.of == NO_GRAD:
             walker.context = walker.inside(no_grad=True)
-        elif "no_sync" in ast.dump(expression):
-            walker.context = walker.inside(in_no_sync=True)
         if item.optional_vars is not None:
             walker.target(item.optional_vars, value)
     walker.block(node.body)

@@ -44,7 +44,7 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
         if target.kind == "module":
             return target.but(compiled=True)
         return Value("callable", compiled=True)
-    if name in torch_names.PARALLEL or last == "DistributedDataParallel":
+    if last == "DistributedDataParallel":
         return Value("module", DEVICE, ddp=True)
     if name in ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"):
         return Value("module", DEVICE)

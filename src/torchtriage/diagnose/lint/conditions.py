@@ -18,18 +18,8 @@ def _words(node: ast.expr) -> list[str]:
         return [*_words(node.value), node.attr]
     if isinstance(node, ast.Constant):
         return [node.value] if isinstance(node.value, str) else []
-    found: list[str] = []
-    for name in node._fields:
-        part = getattr(node, name, None)
-        if isinstance(part, ast.expr):
-            found += _words(part)
-        elif isinstance(part, list):
-            for item in part:
-                if isinstance(item, ast.expr):
-                    found += _words(item)
-                elif isinstance(item, ast.keyword):
-                    found += _words(item.value)
-    return found
+    parts = [part.value if isinstance(part, ast.keyword) else part for part in ast.iter_child_nodes(node)]
+    return [word for part in parts if isinstance(part, ast.expr) for word in _words(part)]
 
 
 _SWITCH = re.compile(r"debug|verbose|profil|dry_run|anomaly|determinis|sanity", re.IGNORECASE)

@@ -12,12 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from torchtriage.diagnose.lint.abstract_values import CPU, UNKNOWN, Value
 from torchtriage.diagnose.lint.settings import Settings
 from torchtriage.diagnose.lint.syntax import argument, path_of
 from torchtriage.diagnose.lint.torch_names import HOOK
+
+_Node = TypeVar("_Node", bound=ast.AST)
 
 
 @dataclass(eq=False, slots=True)
@@ -468,16 +470,12 @@ class Module:
         found: dict[ast.AST, ast.AST] = {}
         pending: list[ast.AST] = [self.tree]
         for node in pending:
-            for name in node._fields:
-                value = getattr(node, name, None)
-                parts = value if isinstance(value, list) else (value,)
-                for part in parts:
-                    if isinstance(part, ast.AST):
-                        found[part] = node
-                        pending.append(part)
+            parts = list(ast.iter_child_nodes(node))
+            found |= dict.fromkeys(parts, node)
+            pending += parts
         return found
 
-    def around(self, node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
+    def around(self, node: ast.AST, *kinds: type[_Node]) -> _Node | None:
         """Return the nearest node of these kinds around a node."""
         outer = self.parents.get(node)
         while outer is not None and not isinstance(outer, kinds):

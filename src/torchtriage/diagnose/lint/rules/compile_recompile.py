@@ -30,7 +30,7 @@ from torchtriage.diagnose.lint.base import (
     text_of,
 )
 from torchtriage.diagnose.lint.rules._turns import counted_by
-from torchtriage.diagnose.lint.syntax import given_names, stored_names
+from torchtriage.diagnose.lint.syntax import given_names, path_of, stored_names
 
 RULE = Rule("CMP031", "compile-recompile", "compile", "Compiled code is recompiled again and again", "medium")
 
@@ -111,14 +111,10 @@ def _growing(module: Module) -> Iterator[Hit]:
         if assign.target in inside - fresh and compiled(assign.context) and _is_outside(assign):
             yield Hit(assign.node, f"{assign.target} is longer in every call: it compiles again", assign.how)
     growing = {assign.target for assign in grows if assign.context.hot and "." in assign.target} - inside - fresh
-    for function in module.functions if growing else ():
-        if not (function.compiled or function.compiled_by_caller):
-            continue
-        paths = {path for path in growing if path.startswith("self.")}
-        owners = {
-            assign.context.function.owner for assign in grows if assign.target in paths and assign.context.function
-        }
-        if function.owner not in owners:
+    paths = {path for path in growing if path.startswith("self.")}
+    owners = {assign.context.function.owner for assign in grows if assign.target in paths and assign.context.function}
+    for function in module.functions:
+        if function.owner not in owners or not (function.compiled or function.compiled_by_caller):
             continue
         for node in ast.walk(function.node):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and text_of(node) in paths:
@@ -182,14 +178,10 @@ def _counts(node: ast.expr, counters: set[str]) -> bool:
 
 
 def _is_compiled(module: Module, call: SourceCall) -> bool:
-    if call.receiver.compiled:
-        return True
-    if isinstance(call.node.func, ast.Name):
-        return any(
-            function.compiled and function.name == call.node.func.id and function.owner is None
-            for function in module.functions
-        )
-    return False
+    name = path_of(call.node.func)
+    return call.receiver.compiled or any(
+        function.compiled and function.name == name and function.owner is None for function in module.functions
+    )
 
 
 def _flips(node: ast.IfExp) -> bool:

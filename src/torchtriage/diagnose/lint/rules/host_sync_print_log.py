@@ -45,7 +45,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(
                 call.node,
                 f"a device value is shown {call.context.often}: {text_of(call.node)}",
-                "print" if call.attr == "print" else call.attr,
+                call.attr,
                 severity=None if call.context.hot else "low",
             )
 

@@ -63,7 +63,7 @@ def find(module: Module) -> Iterator[Hit]:
 def _saves_memory(module: Module, loop: SourceLoop) -> bool:
     """Return whether a switch chooses the loop because it needs less memory."""
     node = module.around(loop.node, ast.If)
-    return isinstance(node, ast.If) and "memory" in text_of(node.test)
+    return node is not None and "memory" in text_of(node.test)
 
 
 def _may_repeat(module: Module, context: Context) -> bool:

@@ -30,6 +30,7 @@ from torchtriage.diagnose.lint.base import (
     names_in,
     text_of,
 )
+from torchtriage.diagnose.lint.syntax import attributes_in
 
 _HOOKS = frozenset(
     f"register_{name}hook"
@@ -151,14 +152,9 @@ def _renewed(loop: SourceLoop, assign: Assign) -> bool:
 def _is_trained(module: Module, assign: Assign, loop: SourceLoop | None) -> bool:
     """Return whether a backward pass runs on the target, or on what is computed from it."""
     last = assign.target.rpartition(".")[2]
-    for call in module.sent("backward", "manual_backward"):
-        inside = [*call.node.args] + ([call.owner] if call.owner is not None else [])
-        for part in inside:
-            for node in ast.walk(part):
-                if isinstance(node, ast.Name) and node.id == last:
-                    return True
-                if isinstance(node, ast.Attribute) and node.attr == last:
-                    return True
+    backward = module.sent("backward", "manual_backward")
+    if any(last in names_in(call.node) | attributes_in(call.node) for call in backward):
+        return True
     function = assign.context.function
     if module.is_program and not module.trains:
         return False
@@ -171,9 +167,8 @@ def _is_trained(module: Module, assign: Assign, loop: SourceLoop | None) -> bool
         loop is not None
         and not loop.trains
         and any(
-            isinstance(node, ast.Name) and node.id == last
+            last in names_in(other.expression)
             for other in module.assigns
             if other.how == "=" and "loss" in other.target.lower() and other.target != assign.target
-            for node in ast.walk(other.expression)
         )
     )

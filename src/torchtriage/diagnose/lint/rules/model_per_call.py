@@ -50,7 +50,7 @@ def _load(module: Module, function: SourceFunction, depth: int) -> SourceCall | 
         if call.context.function is not function or call.context.rare:
             continue
         branch = module.around(call.node, ast.If)
-        if isinstance(branch, ast.If) and _LACKS.search(text_of(branch.test)):
+        if branch is not None and _LACKS.search(text_of(branch.test)):
             continue
         if call.attr in _LOADS or call.name in _NAMED:
             return call

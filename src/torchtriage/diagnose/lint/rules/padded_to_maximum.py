@@ -153,10 +153,8 @@ def _fills_row(node: ast.Subscript, function: SourceFunction) -> bool:
 
 def _said(function: SourceFunction, node: ast.expr) -> str:
     """Return the text of an expression, of a name what it was assigned in the function."""
-    if isinstance(node, ast.Name):
-        made = [text_of(value, 200) for value in _assigned(function, node.id)]
-        return " ".join(made)
-    return text_of(node, 200)
+    values = _assigned(function, node.id) if isinstance(node, ast.Name) else [node]
+    return " ".join(text_of(value, 200) for value in values)
 
 
 def _assigned(function: SourceFunction, name: str) -> list[ast.expr]:

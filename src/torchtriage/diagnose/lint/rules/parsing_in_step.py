@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceLoop, keyword, literal, names_in, text_of
+from torchtriage.diagnose.lint.facts import SourceCall
 from torchtriage.diagnose.lint.syntax import holds
 
 RULE = Rule("HST103", "parsing-in-step", "host", "Python parses or serialises in every step", "low")
@@ -60,30 +61,30 @@ def _weights(module: Module) -> Iterator[Hit]:
     """Yield weights that become Python numbers, or come from them, in each round."""
     if "json" not in module.text and "tolist" not in module.text:
         return
-    for call in module.sent("tolist"):
-        loop = call.context.loop
-        if loop is None or isinstance(loop.node, ast.While) or not module.repeats(module.loop_contexts[loop]):
-            continue
-        over = loop.node.iter
+    for call, over, targets in _beside(module, module.sent("tolist")):
         called = over.func if isinstance(over, ast.Call) else None
-        if isinstance(called, ast.Attribute) and called.attr in ("items", "values"):
-            over = called.value
-        if names_in(call.node) & loop.targets and _WEIGHTS.search(text_of(over, 200)):
+        values = called.value if isinstance(called, ast.Attribute) and called.attr in ("items", "values") else over
+        if names_in(call.node) & targets and _WEIGHTS.search(text_of(values, 200)):
             yield Hit(call.node, f"all weights become numbers of Python in each round: {text_of(call.node)}", "tolist")
-    for call in module.called("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "numpy.array", "numpy.asarray"):
-        loop = call.context.loop
-        if loop is None or isinstance(loop.node, ast.While) or not module.repeats(module.loop_contexts[loop]):
-            continue
-        parsed = [node for node in ast.walk(loop.node.iter) if isinstance(node, ast.Call)]
-        for node in ast.walk(loop.node.iter):
-            if isinstance(node, ast.Name):
-                made = module.made_in(call.context.function, node.id)
-                parsed += [item for item in made if isinstance(item, ast.Call)]
-        if names_in(call.node) & loop.targets and any(module.name_of(item.func) in _TEXTS for item in parsed):
+    made = module.called("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "numpy.array", "numpy.asarray")
+    for call, over, targets in _beside(module, made):
+        parsed: list[ast.AST] = list(ast.walk(over))
+        for name in names_in(over):
+            parsed += module.made_in(call.context.function, name)
+        read = any(isinstance(item, ast.Call) and module.name_of(item.func) in _TEXTS for item in parsed)
+        if names_in(call.node) & targets and read:
             yield Hit(call.node, f"tensors are read from text in each round: {text_of(call.node)}", call.attr)
 
 
 _TEXTS = ("json.loads", "json.load", "orjson.loads", "ujson.loads", "ast.literal_eval", "yaml.safe_load")
+
+
+def _beside(module: Module, calls: list[SourceCall]) -> Iterator[tuple[SourceCall, ast.expr, frozenset[str]]]:
+    """Yield the calls in loops that run again and again, with what these go over, and their targets."""
+    for call in calls:
+        loop = call.context.loop
+        if loop is not None and not isinstance(loop.node, ast.While) and module.repeats(module.loop_contexts[loop]):
+            yield call, loop.node.iter, loop.targets
 
 
 def _loop_over(module: Module, node: ast.Call) -> SourceLoop | None:

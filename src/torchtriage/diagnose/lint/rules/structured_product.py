@@ -76,7 +76,7 @@ def _dense_graphs(module: Module) -> Iterator[Hit]:
         if not isinstance(node, ast.BinOp | ast.Call) or not (operands := _operands(module, node)):
             continue
         function = module.around(node, ast.FunctionDef)
-        if not isinstance(function, ast.FunctionDef) or function.name != "forward":
+        if function is None or function.name != "forward":
             continue
         left = operands[0]
         if not isinstance(left, ast.Name | ast.Attribute) or len(operands) < 2:

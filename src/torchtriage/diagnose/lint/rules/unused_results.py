@@ -134,7 +134,7 @@ def _prompts(module: Module) -> Iterator[Hit]:
         if function is None or "logits_to_keep" in module.text_of(function):
             continue
         made = module.around(call.node, ast.Assign)
-        if not isinstance(made, ast.Assign) or _cut(made.value):
+        if made is None or _cut(made.value):
             continue
         names = {item for target in made.targets for item in names_in(target)}
         for assign in module.assigns:

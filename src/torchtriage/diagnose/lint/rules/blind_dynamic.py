@@ -34,14 +34,6 @@ def find(module: Module) -> Iterator[Hit]:
     for call in [*module.called("torch.compile"), *module.sent("compile"), *partial]:
         if literal(keyword(call.node, "dynamic")) is True and not _takes_lists(module, call):
             yield Hit(call.node, "dynamic=True compiles for unknown sizes in every dimension")
-    for function in module.functions:
-        for decorator in function.node.decorator_list:
-            if (
-                isinstance(decorator, ast.Call)
-                and module.name_of(decorator.func) == "torch.compile"
-                and literal(keyword(decorator, "dynamic")) is True
-            ):
-                yield Hit(decorator, "dynamic=True compiles for unknown sizes in every dimension")
 
 
 def _takes_lists(module: Module, compiled: SourceCall) -> bool:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
-from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.syntax import is_self, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import REDUCTIONS
 from torchtriage.diagnose.lint.turns import FIXED, VARIES, Piece, Reading, Turn
 from torchtriage.diagnose.lint.work_syntax import Comprehension, by_element, is_long, is_outer, parameters
@@ -185,7 +185,7 @@ class Expressions(ABC):
         if attr in turn.stored or attr == "grad" or (turn.trains and f".{attr}" in turn.facts.learned):
             return self._join([(base, node.value)], VARIES)
         owner = self.function.owner if self.function is not None else None
-        if isinstance(node.value, ast.Name) and node.value.id == "self" and owner is not None:
+        if is_self(node.value) and owner is not None:
             known = owner.attribute(attr)
             if known is not None and turn.trains and known.kind == "tensor" and known.of == "parameter":
                 return Reading(VARIES)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, unpacks
+from torchtriage.diagnose.lint.syntax import is_self
 
 RULE = Rule("KRN026", "conv-bn-unfolded", "kernel", "A bias that the batch norm after it takes away", "note")
 
@@ -69,9 +70,7 @@ def _attributes(module: Module) -> Iterator[Hit]:
 
 
 def _own(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-        return node.attr
-    return ""
+    return node.attr if isinstance(node, ast.Attribute) and is_self(node.value) else ""
 
 
 def _is(module: Module, node: ast.expr, pattern: re.Pattern[str]) -> bool:

@@ -60,10 +60,9 @@ def find(module: Module) -> Iterator[Hit]:
 def _of_lightning(call: SourceCall) -> bool:
     """Return whether a loader is what Lightning goes over in each epoch of training."""
     function = call.context.function
-    owner = function.owner if function is not None else None
-    if function is None or owner is None or function.name not in ("train_dataloader", "val_dataloader"):
+    if function is None or function.owner is None or function.name not in ("train_dataloader", "val_dataloader"):
         return False
-    return owner.is_lightning or any(_DATA_MODULE.search(base) for base in owner.bases)
+    return function.owner.is_lightning or any(_DATA_MODULE.search(base) for base in function.owner.bases)
 
 
 _DATA_MODULE = re.compile(r"(^|\.)LightningDataModule$")
@@ -101,8 +100,7 @@ def _again(module: Module, call: SourceCall) -> bool:
         if other.attr in ("print", "len", "enumerate", "tqdm", "iter", "next"):
             continue
         given = arguments(other.node)
-        if any(module.name_of(item) == call.target for item in given) and (
-            other.context.function is call.context.function
-        ):
+        same = other.context.function is call.context.function
+        if same and any(module.name_of(item) == call.target for item in given):
             return True
     return False

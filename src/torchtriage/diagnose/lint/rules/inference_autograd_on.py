@@ -155,9 +155,8 @@ def _runs_model(call: SourceCall, function: SourceFunction) -> bool:
     """Return whether a call runs a model: a module, or an attribute that is called and is no method."""
     if call.receiver.kind == "module":
         return not (call.receiver.of.startswith("torch.") or call.receiver.of.endswith("Loss"))
-    func, owner = call.node.func, function.owner
-    own = isinstance(func, ast.Attribute) and is_self(func.value)
-    return own and owner is not None and isinstance(func, ast.Attribute) and owner.method(func.attr) is None
+    own = call.owner is not None and is_self(call.owner)
+    return own and function.owner is not None and function.owner.method(call.attr) is None
 
 
 def _runs_often(module: Module, call: SourceCall) -> bool:
@@ -165,11 +164,8 @@ def _runs_often(module: Module, call: SourceCall) -> bool:
     function = call.context.function
     if call.context.hot or module.repeats(call.context):
         return True
-    return (
-        function is not None
-        and function.owner is not None
-        and all(callee is not function for _, callee in module.edges)
-    )
+    called = any(callee is function for _, callee in module.edges)
+    return function is not None and function.owner is not None and not called
 
 
 _KEEPS_GRAPH = words("""
@@ -272,9 +268,9 @@ def _infers(module: Module, function: SourceFunction) -> bool:
     if INFERENCE.match(function.name) is None and not function.serves:
         return False
     text = module.text_of(function)
-    if "no_grad" in text or "inference_mode" in text or takes_gradients(module, function.node):
+    if "no_grad" in text or "inference_mode" in text or function.called_without_grad or function.compiled:
         return False
-    if function.called_without_grad or function.compiled:
+    if takes_gradients(module, function.node):
         return False
     owner = function.owner
     if owner is not None and (
@@ -284,11 +280,9 @@ def _infers(module: Module, function: SourceFunction) -> bool:
     ):
         return False
     outer = function.outer
-    while outer is not None:
-        if outer.no_grad:
-            return False
+    while outer is not None and not outer.no_grad:
         outer = outer.outer
-    return True
+    return outer is None
 
 
 def _gives_host_values(function: SourceFunction) -> bool:

@@ -8,7 +8,6 @@ Quiet when: it runs once, for a look at the data, or behind ``if step % n``.
 Source: PyTorch documentation of ``torch.utils.data.DataLoader``.
 """
 
-import ast
 import re
 from collections.abc import Iterator
 
@@ -58,9 +57,6 @@ def _takes_first(module: Module, call: SourceCall) -> bool:
     asked = [
         item
         for item in module.called("next")
-        if item.node.args
-        and isinstance(item.node.args[0], ast.Name)
-        and item.node.args[0].id == call.target
-        and item.context.function is function
+        if [path_of(given) for given in item.node.args[:1]] == [call.target] and item.context.function is function
     ]
     return bool(asked) and not turns and all(item.context.statement_loop is loop for item in asked)

@@ -30,13 +30,8 @@ def find(module: Module) -> Iterator[Hit]:
     if not module.is_program or ".backward(" in module.text:
         return
     for call in module.calls:
-        if (
-            not _SEARCHES.search(call.attr)
-            or not _SIMULATES.search(module.text)
-            or call.context.rare
-            or not module.repeats(call.context)
-        ):
+        if not _SEARCHES.search(call.attr) or call.attr[:1].isupper() or not call.node.args:
             continue
-        if call.attr[:1].isupper() or not call.node.args:
+        if not _SIMULATES.search(module.text) or call.context.rare or not module.repeats(call.context):
             continue
         yield Hit(call.node, f"all neighbours are searched in every step: {text_of(call.node)}", call.attr)

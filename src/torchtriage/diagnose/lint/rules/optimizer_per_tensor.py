@@ -110,8 +110,7 @@ def _updates(module: Module, loop: SourceLoop) -> bool:
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and _UPDATES.search(node.func.attr)
-            and (root := _root(node.func.value)) is not None
-            and root in loop.targets
+            and _root(node.func.value) in loop.targets
             and "grad" not in attributes_in(node.func.value)
         ):
             return True

@@ -63,11 +63,9 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _of_classes(module: Module, loop: SourceLoop) -> str:
     """Return what is done for each class or cluster on its own: ``x[labels == k]`` for each ``k``."""
-    if (
-        not (module.is_program or module.alone)
-        or not module.repeats(module.loop_contexts[loop])
-        or isinstance(loop.node, ast.While)
-    ):
+    if not (module.is_program or module.alone) or isinstance(loop.node, ast.While):
+        return ""
+    if not module.repeats(module.loop_contexts[loop]):
         return ""
     targets = _counted(module, loop)
     if not targets or loop.runs_module or any(callee.runs_module for callee in loop.calls):
@@ -97,9 +95,7 @@ def _counted(module: Module, loop: SourceLoop) -> set[str]:
     last = [text_of(item.func).rpartition(".")[2] for item in made if isinstance(item, ast.Call)]
     if not last or any(name not in ("range", "trange", "unique", "tolist") for name in last):
         return set()
-    if "tolist" in last and not any(
-        ".unique(" in text_of(item, 200) or "unique(" in text_of(item, 200) for item in made
-    ):
+    if "tolist" in last and not any("unique(" in text_of(item, 200) for item in made):
         return set()
     if isinstance(target, ast.Tuple):
         target = target.elts[-1]
@@ -182,8 +178,7 @@ def _row(module: Module, loop: SourceLoop) -> ast.expr | None:
         if (
             isinstance(item, ast.Subscript)
             and isinstance(item.ctx, ast.Load)
-            and isinstance(_first(item.slice), ast.Name)
-            and _first(item.slice).id == node.target.id  # type: ignore[attr-defined]
+            and path_of(_first(item.slice)) == node.target.id
             and (text_of(item.value, 999) == over or module.value(item.value).on_device)
             and module.value(item.value).kind in ("tensor", "unknown")
             and (
@@ -206,9 +201,9 @@ def _entered(module: Module, loop: SourceLoop) -> str | None:
         return None
     (counter,) = loop.targets
     for statement in loop.node.body:
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-        if not isinstance(target, ast.Subscript) or not isinstance(statement, ast.Assign):
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Subscript):
             continue
+        target = statement.targets[0]
         if counter not in map(text_of, indices(target)) or module.value(target.value).kind != "tensor":
             continue
         rows = {

@@ -51,14 +51,11 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         if call.context.seldom or call.stored or _is_setting(loop):
             continue
-        name = call.attr
-        if (
-            not _PREPARES.search(name)
-            or call.name.startswith("torch.")
-            or _NOT_DATA.search(text_of(call.node, 200).lower())
-        ):
+        if not _PREPARES.search(call.attr) or call.name.startswith("torch."):
             continue
         if call.user is not None and _PREPARES.search(call.user.attr):
+            continue
+        if _NOT_DATA.search(text_of(call.node, 200).lower()):
             continue
         if call.node.args and _stays(module, call, loop) and not _draws(call):
             yield Hit(call.node, f"every epoch prepares this again: {text_of(call.node)}", call.attr)

@@ -225,8 +225,8 @@ def _makes_number(node: ast.AST, picked: Callable[[ast.expr], bool]) -> bool:
     if isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute) and node.func.attr == "item" and not node.args:
             return picked(node.func.value)
-        plain = isinstance(node.func, ast.Name) and node.func.id in ("float", "int", "bool")
-        return (plain or path_of(node.func).startswith("math.")) and any(map(picked, node.args))
+        path = path_of(node.func)
+        return (path in ("float", "int", "bool") or path.startswith("math.")) and any(map(picked, node.args))
     if isinstance(node, ast.FormattedValue):
         return node.format_spec is not None and picked(node.value)
     tests = node.ifs if isinstance(node, ast.comprehension) else [node.test] if isinstance(node, _CONDITIONS) else []
@@ -355,16 +355,14 @@ def _rows_of(loop: SourceLoop, rows: set[str]) -> bool:
     if isinstance(loop.node, ast.While):
         return False
     node = loop.node.iter
-    while (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in ("enumerate", "range", "len", "zip", "reversed", "sorted")
-        and node.args
-    ):
-        node = node.args[-1] if node.func.id == "range" else node.args[0]
+    while isinstance(node, ast.Call) and node.args and path_of(node.func) in _COUNTED:
+        node = node.args[-1] if path_of(node.func) == "range" else node.args[0]
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute) and node.func.attr == "tolist"
     return isinstance(node, ast.Name) and node.id in rows
+
+
+_COUNTED = ("enumerate", "range", "len", "zip", "reversed", "sorted")
 
 
 def _over(loop: SourceLoop) -> set[str]:
@@ -418,6 +416,5 @@ def _operands(node: ast.AST) -> list[ast.expr]:
     if isinstance(node, ast.Compare):
         return [node.left, *node.comparators]
     if isinstance(node, ast.Call):
-        plain = isinstance(node.func, ast.Name) and node.func.id in ("float", "int", "abs", "min", "max", "round")
-        return node.args if plain else []
+        return node.args if path_of(node.func) in ("float", "int", "abs", "min", "max", "round") else []
     return node.targets if isinstance(node, ast.Assign) else []

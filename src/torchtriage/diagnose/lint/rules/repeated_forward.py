@@ -66,9 +66,8 @@ def _across(module: Module) -> Iterator[Hit]:
             key = (outer.context.function, outer.context.loop, f"{path}({given})")
             first = seen.setdefault(key, (call, function))
             if first[0] is not call and first[1] is not function and not (first[1].steps or function.steps):
-                message = (
-                    f"the same as in line {first[0].node.lineno}, called with the same input: {text_of(call.node)}"
-                )
+                line = first[0].node.lineno
+                message = f"the same as in line {line}, called with the same input: {text_of(call.node)}"
                 yield Hit(call.node, message, "forward")
 
 

@@ -63,9 +63,8 @@ def find(module: Module) -> Iterator[Hit]:
     encoders = {call.target for call in module.calls if _ENCODERS.search(call.name or call.attr) and call.target}
     done: set[SourceLoop] = set()
     for call in module.calls:
-        runs = (
-            call.receiver.kind == "module" and call.value.kind == "tensor" and not call.receiver.of.startswith("torch.")
-        )
+        runs = call.receiver.kind == "module" and call.value.kind == "tensor"
+        runs = runs and not call.receiver.of.startswith("torch.")
         path = path_of(call.node.func) if encoders else ""
         asks = path in encoders or (path.rpartition(".")[0] in encoders and call.attr in _ASKS)
         if not (runs or asks):
@@ -77,9 +76,7 @@ def find(module: Module) -> Iterator[Hit]:
         if loop is None or loop in done:
             continue
         made = _made(module, call, loop)
-        each = (
-            _ENVIRONMENTS.search(text_of(loop.node.iter)) is not None if not isinstance(loop.node, ast.While) else False
-        )
+        each = not isinstance(loop.node, ast.While) and _ENVIRONMENTS.search(text_of(loop.node.iter)) is not None
         if asks or (each and made) or any(_is_single(node, loop.targets) for part in made for node in ast.walk(part)):
             done.add(loop)
             yield Hit(call.node, f"runs for one input after the other: {text_of(call.node)}", "forward")

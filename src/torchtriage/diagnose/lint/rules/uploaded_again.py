@@ -80,15 +80,11 @@ def _rows(module: Module, call: SourceCall) -> ast.Subscript | None:
     if call.receiver.kind == "tensor" and call.receiver.device == DEVICE:
         return None
     drawn = any(_changes(loop, name) for name in names_in(node.slice))
-    return node if drawn and not _changes(loop, root) and (_known(module, root, loop) or _given(loop, root)) else None
+    given = loop.function is not None and root in parameters(loop.function.node)
+    return node if drawn and not _changes(loop, root) and (given or _known(module, root, loop)) else None
 
 
 _FROM = ("torch.from_numpy", "torch.tensor", "torch.as_tensor")
-
-
-def _given(loop: SourceLoop, root: str) -> bool:
-    """Return whether a function is given what it takes rows of."""
-    return loop.function is not None and root in parameters(loop.function.node)
 
 
 def _is_used(module: Module, call: SourceCall) -> bool:

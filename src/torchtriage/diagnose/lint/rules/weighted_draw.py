@@ -73,8 +73,8 @@ def _draws_many(module: Module, call: SourceCall) -> bool:
     if call.context.loop is not None or function is None or not function.loads:
         return False
     given = keyword(node, "size") or keyword(node, "k") or keyword(node, "num_samples")
-    if given is None:
-        given = node.args[1] if len(node.args) > 1 and call.attr != "choices" else None
+    if given is None and len(node.args) > 1 and call.attr != "choices":
+        given = node.args[1]
     if given is None:
         return False
     number = module.constant(given, call.context)
@@ -103,12 +103,9 @@ def _is_written(module: Module, node: ast.expr, context: Context) -> bool:
     path = path_of(node)
     made = [assign.expression for assign in module.assigns if path and assign.target == path and assign.how == "="]
     if made:
-        return all(isinstance(item, ast.List | ast.Tuple) or _is_array(item) for item in made)
+        given = [item.args[0] if isinstance(item, ast.Call) and item.args else item for item in made]
+        return all(isinstance(item, ast.List | ast.Tuple) for item in given)
     return isinstance(node, ast.List | ast.Tuple)
-
-
-def _is_array(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and bool(node.args) and isinstance(node.args[0], ast.List | ast.Tuple)
 
 
 def _again(module: Module, context: Context, weights: ast.expr, *, many: bool, depth: int = 0) -> bool:

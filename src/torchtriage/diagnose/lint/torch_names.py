@@ -49,15 +49,10 @@ WRAPPERS = words("enumerate tqdm trange iter islice track prange progress_bar au
 
 LOADERS = frozenset({"torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"})
 DATASETS = frozenset({"torch.utils.data.TensorDataset", "torch.utils.data.dataset.TensorDataset"})
-NO_GRAD = frozenset(
-    {
-        "torch.no_grad",
-        "torch.inference_mode",
-        "torch.autograd.no_grad",
-        "torch.autograd.grad_mode.no_grad",
-        "torch.autograd.inference_mode",
-    }
-)
+NO_GRAD = words("""
+    torch.no_grad torch.inference_mode torch.autograd.no_grad torch.autograd.grad_mode.no_grad
+    torch.autograd.inference_mode
+""")
 PROFILERS = frozenset({"torch.profiler.profile", "torch.profiler.profiler.profile", "torch.autograd.profiler.profile"})
 WAITS = re.compile(r"synchronize$|(^|_)sync$|(^|[._])wait(_for\w*|_until\w*|_all)?$|block_until_ready$|do_bench")
 CLOCKS = frozenset(

@@ -11,6 +11,7 @@ Source: PyTorch performance tuning guide, "Disable debugging APIs".
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal
+from torchtriage.diagnose.lint.torch_names import words
 
 RULE = Rule("CFG044", "debug-mode-on", "config", "A debug mode is switched on", "high")
 
@@ -20,18 +21,10 @@ FIX = Fix(
     link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#disable-debugging-apis",
 )
 
-_VARIABLES = frozenset(
-    {
-        "AMD_SERIALIZE_COPY",
-        "AMD_SERIALIZE_KERNEL",
-        "CUDA_LAUNCH_BLOCKING",
-        "HIP_LAUNCH_BLOCKING",
-        "TORCHDYNAMO_VERBOSE",
-        "TORCH_COMPILE_DEBUG",
-        "TORCH_DISTRIBUTED_DEBUG",
-        "TORCH_LOGS",
-    }
-)
+_VARIABLES = words("""
+    AMD_SERIALIZE_COPY AMD_SERIALIZE_KERNEL CUDA_LAUNCH_BLOCKING HIP_LAUNCH_BLOCKING TORCHDYNAMO_VERBOSE
+    TORCH_COMPILE_DEBUG TORCH_DISTRIBUTED_DEBUG TORCH_LOGS
+""")
 _OFF = ("0", "", "OFF", "off", "INFO")
 _ANOMALY = tuple(
     f"torch.autograd{space}.{name}"

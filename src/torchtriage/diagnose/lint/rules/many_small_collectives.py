@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, names_in, text_of
+from torchtriage.diagnose.lint.torch_names import words
 
 RULE = Rule("COM037", "many-small-collectives", "comm", "Many small collectives", "medium")
 
@@ -27,14 +28,7 @@ if step % 100 == 0:
 )
 
 _DIST = "torch.distributed."
-_OBJECTS = (
-    "barrier",
-    "monitored_barrier",
-    "all_gather_object",
-    "gather_object",
-    "broadcast_object_list",
-    "scatter_object_list",
-)
+_OBJECTS = words("barrier monitored_barrier all_gather_object gather_object broadcast_object_list scatter_object_list")
 _PARAMETERS = re.compile(r"parameters\(|state_dict\(|(^|[\s(._])(params|grads|weights|deltas|buffers)([\s),._]|$)")
 _EACH = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, keyword, literal, text_of
 from torchtriage.diagnose.lint.syntax import indices
+from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import parameters
 
 RULE = Rule("DAT102", "padded-to-maximum", "data", "Texts are padded to the maximum length", "low")
@@ -30,17 +31,7 @@ loader = DataLoader(data, batch_size=32, collate_fn=collate)""",
     link="https://huggingface.co/docs/transformers/pad_truncation",
 )
 
-_ONE_SHAPE = (
-    "torch.compile(",
-    "XLA",
-    "TPU",
-    "torch_xla",
-    "torch.export",
-    "torch.jit.",
-    "onnx",
-    "diffusers",
-    "CLIPTokenizer",
-)
+_ONE_SHAPE = words("torch.compile( XLA TPU torch_xla torch.export torch.jit. onnx diffusers CLIPTokenizer")
 
 
 _LENGTH = re.compile(r"\blen\(|\.(size|shape|numel)\b")

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword, literal, text_of
 from torchtriage.diagnose.lint.syntax import attributes_in
+from torchtriage.diagnose.lint.torch_names import words
 
 RULE = Rule("OPT102", "several-backwards", "optim", "Each loss runs its own backward pass", "medium", over=("MEM029",))
 
@@ -23,16 +24,7 @@ FIX = Fix(
     link="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html",
 )
 
-_BETWEEN = (
-    "step",
-    "zero_grad",
-    "unscale_",
-    "clip_grad_norm_",
-    "clip_grad_value_",
-    "no_sync",
-    "requires_grad_",
-    "clone",
-)
+_BETWEEN = words("step zero_grad unscale_ clip_grad_norm_ clip_grad_value_ no_sync requires_grad_ clone")
 
 
 def find(module: Module) -> Iterator[Hit]:

@@ -1,6 +1,6 @@
 """What a rule is: a pure function from one file's facts to hits, and the list of all of them.
 
-A rule imports all it needs from here: the facts, the questions about syntax, and the edits.
+A rule imports from here the facts, the edits, and what is asked most of syntax; ``syntax`` has the other questions.
 """
 
 from __future__ import annotations

@@ -15,22 +15,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import (
-    Assign,
-    Fix,
-    Hit,
-    Module,
-    Rule,
-    SourceCall,
-    arguments,
-    compiled,
-    keyword,
-    literal,
-    names_in,
-    text_of,
-)
+from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, SourceCall, compiled, text_of
 from torchtriage.diagnose.lint.rules._turns import counted_by
-from torchtriage.diagnose.lint.syntax import given_names, path_of, stored_names
+from torchtriage.diagnose.lint.syntax import arguments, given_names, keyword, literal, names_in, path_of, stored_names
 
 RULE = Rule("CMP031", "compile-recompile", "compile", "Compiled code is recompiled again and again", "medium")
 

@@ -14,19 +14,9 @@ Source: PyTorch documentation of ``torch.utils.data.DataLoader``.
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import (
-    Fix,
-    Hit,
-    Module,
-    Rule,
-    SourceCall,
-    SourceLoop,
-    arguments,
-    keyword,
-    literal,
-    unpacks,
-)
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop
 from torchtriage.diagnose.lint.rules._loaders import workers
+from torchtriage.diagnose.lint.syntax import arguments, keyword, literal, unpacks
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
 RULE = Rule("DAT019", "dataloader-starved", "data", "Worker processes are restarted in every epoch", "low")

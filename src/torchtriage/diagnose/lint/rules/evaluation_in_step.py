@@ -12,19 +12,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import (
-    Fix,
-    Hit,
-    Module,
-    Rule,
-    SourceCall,
-    SourceFunction,
-    SourceLoop,
-    arguments,
-    names_in,
-    text_of,
-)
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceFunction, SourceLoop, text_of
 from torchtriage.diagnose.lint.rules._turns import runs_every
+from torchtriage.diagnose.lint.syntax import arguments, names_in
 
 RULE = Rule("HST123", "evaluation-in-step", "host", "The validation set is evaluated in every step", "high")
 

@@ -12,20 +12,9 @@ Source: PyTorch tutorial, "A guide on good usage of non_blocking and pin_memory(
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.abstract_values import CPU
-from torchtriage.diagnose.lint.base import (
-    Autofix,
-    Fix,
-    Hit,
-    Module,
-    Rule,
-    SourceCall,
-    add_keyword,
-    keyword,
-    text_of,
-    unpacks,
-)
+from torchtriage.diagnose.lint.base import Autofix, Fix, Hit, Module, Rule, SourceCall, add_keyword, text_of
 from torchtriage.diagnose.lint.rules._loaders import COLLATE_FN, moves_batch
-from torchtriage.diagnose.lint.syntax import argument
+from torchtriage.diagnose.lint.syntax import argument, keyword, unpacks
 from torchtriage.diagnose.lint.torch_names import LOADERS
 
 RULE = Rule("CPY008", "h2d-not-overlapped", "copy", "Uploads that nothing overlaps", "low", device=True)

@@ -13,20 +13,9 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.abstract_values import Value
-from torchtriage.diagnose.lint.base import (
-    Assign,
-    Fix,
-    Hit,
-    Module,
-    Rule,
-    SourceCall,
-    SourceFunction,
-    SourceLoop,
-    literal,
-    names_in,
-    text_of,
-)
-from torchtriage.diagnose.lint.syntax import given_names
+from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, SourceCall, SourceFunction, SourceLoop
+from torchtriage.diagnose.lint.reads import text_of
+from torchtriage.diagnose.lint.syntax import given_names, literal, names_in
 
 RULE = Rule("LCH102", "one-item-batches", "launch", "A model runs once per piece of one input", "low")
 

@@ -20,20 +20,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import (
-    Fix,
-    Hit,
-    Module,
-    Rule,
-    SourceCall,
-    SourceFunction,
-    arguments,
-    is_step,
-    keyword,
-    literal,
-    text_of,
-)
-from torchtriage.diagnose.lint.syntax import holds, is_self
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceFunction, is_step, text_of
+from torchtriage.diagnose.lint.syntax import arguments, holds, is_self, keyword, literal
 from torchtriage.diagnose.lint.torch_names import FACTORIES, words
 
 RULE = Rule("CPY012", "redundant-dtype-cast", "copy", "Redundant casts, or float64 that leaked in", "low")

@@ -15,21 +15,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import (
-    Fix,
-    Hit,
-    Module,
-    Rule,
-    SourceCall,
-    SourceFunction,
-    SourceLoop,
-    arguments,
-    keyword,
-    literal,
-    names_in,
-    text_of,
-)
-from torchtriage.diagnose.lint.syntax import given_names, path_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceFunction, SourceLoop, text_of
+from torchtriage.diagnose.lint.syntax import arguments, given_names, keyword, literal, names_in, path_of
 
 RULE = Rule("LCH107", "single-inputs", "launch", "A model runs on a list of inputs one by one", "medium")
 

@@ -14,20 +14,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import (
-    Fix,
-    Hit,
-    Module,
-    Rule,
-    SourceCall,
-    keyword,
-    literal,
-    names_in,
-    text_of,
-    unpacks,
-)
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, text_of
 from torchtriage.diagnose.lint.samples import samples_of
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of, unpacks
 from torchtriage.diagnose.lint.work_words import TOKENIZER
 
 RULE = Rule("DAT108", "texts-one-by-one", "data", "Texts are tokenised one by one", "medium")

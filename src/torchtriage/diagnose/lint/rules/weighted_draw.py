@@ -14,20 +14,9 @@ Source: NumPy documentation of ``Generator.choice``; Python documentation of ``r
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import (
-    Context,
-    Fix,
-    Hit,
-    Module,
-    Rule,
-    SourceCall,
-    SourceFunction,
-    SourceLoop,
-    keyword,
-    names_in,
-    text_of,
-)
-from torchtriage.diagnose.lint.syntax import argument, path_of, stored_names
+from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceCall, SourceFunction, SourceLoop
+from torchtriage.diagnose.lint.reads import text_of
+from torchtriage.diagnose.lint.syntax import argument, keyword, names_in, path_of, stored_names
 
 RULE = Rule(
     "HST121", "weighted-draw", "host", "Sampling weights are summed up again for each draw", "medium", over=("LCH105",)

@@ -13,22 +13,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import (
-    Fix,
-    Hit,
-    Module,
-    Rule,
-    SourceCall,
-    SourceLoop,
-    arguments,
-    is_step,
-    keyword,
-    literal,
-    names_in,
-    text_of,
-)
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, is_step, text_of
 from torchtriage.diagnose.lint.rules._growth import takes_prefix
-from torchtriage.diagnose.lint.syntax import indices, path_of, whole_number
+from torchtriage.diagnose.lint.syntax import arguments, indices, keyword, literal, names_in, path_of, whole_number
 
 RULE = Rule("LCH104", "whole-prefix-again", "launch", "Generation recomputes the whole prefix for each token", "medium")
 

@@ -1,7 +1,6 @@
 """What grows from turn to turn: ``x = torch.cat([x, y])`` and its kin, ``x[:i]`` in a loop over ``i``."""
 
 import ast
-from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Assign, Module, literal, names_in, text_of
 from torchtriage.diagnose.lint.syntax import indices
@@ -28,13 +27,11 @@ def grown_by(module: Module, assign: Assign) -> bool:
     return assign.how in ("append", "extend") or joined(module, assign) is not None
 
 
-def _choices(node: ast.expr) -> Iterator[ast.Call]:
-    """Yield the calls that an expression may be: ``y if x is None else cat([x, y])``."""
+def _choices(node: ast.expr) -> list[ast.Call]:
+    """Return the calls that an expression may be: ``y if x is None else cat([x, y])``."""
     if isinstance(node, ast.IfExp):
-        yield from _choices(node.body)
-        yield from _choices(node.orelse)
-    elif isinstance(node, ast.Call):
-        yield node
+        return _choices(node.body) + _choices(node.orelse)
+    return [node] if isinstance(node, ast.Call) else []
 
 
 def grows(module: Module, node: ast.Call, target: str) -> bool:

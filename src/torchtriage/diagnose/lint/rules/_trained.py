@@ -121,7 +121,7 @@ class Trained:
         made = [item for item in self.module.made_in(function, name) if name not in names_in(item)]
         if made:
             return any(self._is_trained(item, function, depth + 1) for item in made)
-        passed = list(_passed(self.module, function, name)) if function is not None else []
+        passed = list(_passed(self.module, function, name))
         return not passed or any(self._is_trained(item, scope, depth + 1) for item, scope in passed)
 
 
@@ -176,8 +176,7 @@ def _owners(
     for part in ast.walk(node):
         if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and "parameters" in part.func.attr:
             owner = _chosen(module, node, part) or part.func.value
-            passed = list(_passed(module, function, path_of(owner))) if function is not None else []
-            yield from passed or [(owner, function)]
+            yield from list(_passed(module, function, path_of(owner))) or [(owner, function)]
         elif isinstance(part, ast.Name):
             made = [
                 assign for assign in module.assigns if assign.target == part.id and assign.context.function is function
@@ -188,7 +187,7 @@ def _owners(
                 )
                 source = gathered if isinstance(gathered, ast.For) else assign.expression
                 yield from _owners(module, source, function, depth + 1)
-            if not made and function is not None:
+            if not made:
                 for given, scope in _passed(module, function, part.id):
                     yield from _owners(module, given, scope, depth + 1)
 

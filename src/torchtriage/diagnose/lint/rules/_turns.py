@@ -4,25 +4,21 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceLoop
-from torchtriage.diagnose.lint.syntax import holds, stored_names
+from torchtriage.diagnose.lint.syntax import holds, path_of, stored_names
 
 
 def carries(loop: SourceLoop) -> bool:
     """Return whether a name is read before it is assigned in the same turn: a recurrence."""
     body = loop.node.body  # type: ignore[union-attr]
+    nodes = [node for statement in body for node in ast.walk(statement)]
     assigned = {name for statement in body for name in stored_names(statement)}
-    augmented = {
-        node.target.id
-        for statement in body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
-    }
+    assigned -= {path_of(node.target) for node in nodes if isinstance(node, ast.AugAssign)}
     done: set[str] = set(loop.targets)
     for statement in body:
         loads = {
             node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
         }
-        if loads & (assigned - done - augmented):
+        if loads & (assigned - done):
             return True
         done |= stored_names(statement)
     return False

@@ -9,10 +9,10 @@ Quiet when: the result is kept in a module (``layer = torch.compile(layer)`` ove
 Source: PyTorch documentation of ``torch.compile``.
 """
 
-import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceCall, arguments, is_step
+from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceCall, is_step
+from torchtriage.diagnose.lint.syntax import given_names
 
 RULE = Rule("CMP032", "compile-overhead", "compile", "Guards and wrappers dominate small compiled graphs", "high")
 
@@ -43,5 +43,4 @@ def _each_step(context: Context) -> bool:
 
 def _over_settings(call: SourceCall) -> bool:
     targets = {name for loop in call.context.loops() for name in loop.targets}
-    given = arguments(call.node)
-    return any(isinstance(node, ast.Name) and node.id in targets for item in given for node in ast.walk(item))
+    return bool(given_names(call.node) & targets)

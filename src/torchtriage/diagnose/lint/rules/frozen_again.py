@@ -89,11 +89,8 @@ def _is_trained(module: Module, path: str) -> bool:
 def _takes_batch(module: Module, call: SourceCall, loop: SourceLoop) -> bool:
     """Return whether all that a call is given comes from the batch of this turn."""
     names = given_names(call.node)
-    varying = {name for name in names if name in loop.targets}
     for _ in range(3):
         for assign in module.assigns:
             if assign.target in names and loop in assign.context.loops():
-                made = names_in(assign.expression)
-                names |= made
-                varying |= made & loop.targets
-    return bool(varying)
+                names |= names_in(assign.expression)
+    return bool(names & loop.targets)

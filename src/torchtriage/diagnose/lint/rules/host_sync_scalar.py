@@ -22,16 +22,8 @@ RULE = Rule("SYN001", "host-sync-scalar", "sync", "GPU scalars read on the host 
 
 FIX = fixes.READ_NOW_AND_THEN
 
-_HOW = {
-    "if": "this condition",
-    "while": "this condition",
-    "assert": "this assertion",
-    "not": "this condition",
-    "and": "this condition",
-    "or": "this condition",
-    "f-string": "formatting it",
-    "%": "formatting it",
-}
+_CONDITIONS = dict.fromkeys(("if", "while", "not", "and", "or"), "this condition") | {"assert": "this assertion"}
+_HOW = _CONDITIONS | dict.fromkeys(("f-string", "%"), "formatting it")
 
 
 def find(module: Module) -> Iterator[Hit]:
@@ -39,7 +31,7 @@ def find(module: Module) -> Iterator[Hit]:
     for node, context, how in reads(module):
         if not context.often or compiled(context):
             continue
-        if not context.hot and how in ("if", "while", "assert", "not", "and", "or") and not module.value(node).scalar:
+        if not context.hot and how in _CONDITIONS and not module.value(node).scalar:
             continue  # a condition on what may be an attribute of a tensor
         what = _HOW.get(how, f"{how}()")
         # in an assertion or a check of a library's forward it is one of many; still it waits

@@ -143,10 +143,8 @@ def _adds_itself(assign: Assign) -> bool:
 
 def _renewed(loop: SourceLoop, assign: Assign) -> bool:
     """Return whether the target starts afresh in each step."""
-    if assign.target in loop.cleared:
-        return True
-    own = 1 if assign.how == "=" else 0
-    return loop.assigned.get(assign.target, 0) > own
+    own = assign.how == "="
+    return assign.target in loop.cleared or loop.assigned.get(assign.target, 0) > own
 
 
 def _is_trained(module: Module, assign: Assign, loop: SourceLoop | None) -> bool:

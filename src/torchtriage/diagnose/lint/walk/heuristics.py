@@ -68,11 +68,7 @@ def named(name: str) -> Value | None:
     return None
 
 
-@lru_cache(maxsize=1 << 14)
 def named_callee(name: str) -> Value:
     """Return what people mean by the name of something they call."""
-    if torch_names.BUILDER.match(name) or torch_names.VERB.match(name):
-        return UNKNOWN
-    if torch_names.MODULE.match(name) and name != "generator":
-        return A_MODULE
-    return UNKNOWN
+    meant = named(name)
+    return meant if meant is A_MODULE else UNKNOWN

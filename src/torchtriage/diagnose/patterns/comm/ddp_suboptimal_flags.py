@@ -14,13 +14,15 @@ Leave it when: some parameters really get no gradient in some steps, or your cod
 Source: PyTorch documentation, ``DistributedDataParallel``.
 """
 
+from typing import Any
+
 import numpy as np
 
+from torchtriage.core import intervals
 from torchtriage.core.trace.schema import BACKWARD_NODE
 from torchtriage.core.units import format_bytes, format_count, format_ns, ms
 from torchtriage.diagnose.patterns._recurrence import recurs
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Trace
-from torchtriage.diagnose.patterns.comm._reducer_cost import host_ns_per_step, reducer_cost
 
 PATTERN = Pattern.of(__name__, "COM039", "DDP does work that a flag would avoid", order=353, needs="ops")
 
@@ -86,17 +88,13 @@ def _unused(trace: Trace) -> bool:
 
 def _search(trace: Trace, search: Ints, sink: Ints) -> Claim:
     rows = np.concatenate([search, sink])
-    stake = reducer_cost(trace, rows, np.empty(0, np.int64))
-    host_ns = host_ns_per_step(trace, rows)
+    host_ns = _host_ns_per_step(trace, rows)
     return Claim(
         message=f"every forward searches the graph for unused parameters ({format_ns(host_ns)} of the host"
         f" {trace.steps.per}, and one all-reduce more), and none is unused",
         certainty="certain",
         rows=rows,
-        spans=stake.spans,
-        gain_low=stake.gain_low,
-        time_class=stake.time_class,
-        method=stake.method,
+        **_at_stake(trace, rows, rows[:0]),
         evidence={
             "n_searches_per_step": trace.steps.median_count(trace.steps.of_host(search)),
             "host_ms_per_step": ms(host_ns),
@@ -113,8 +111,7 @@ def _copies(trace: Trace, copies: Ints) -> Claim:
     steps = trace.steps
     inside = trace.mask_of(copies)
     moved = trace.links.work_under(inside)
-    stake = reducer_cost(trace, copies, moved)
-    host_ns = host_ns_per_step(trace, copies)
+    host_ns = _host_ns_per_step(trace, copies)
     count = steps.median_count(steps.of_host(copies))
     size = np.maximum(trace.value[moved], 0)[steps.in_steady(steps.of_work(moved))]
     moved_bytes = int(size.sum()) / steps.n_steady
@@ -124,10 +121,7 @@ def _copies(trace: Trace, copies: Ints) -> Claim:
         f" {steps.per}, which takes {format_ns(host_ns)} of the host",
         certainty="certain",
         rows=copies,
-        spans=stake.spans,
-        gain_low=stake.gain_low,
-        time_class=stake.time_class,
-        method=stake.method,
+        **_at_stake(trace, copies, moved),
         evidence={
             "n_copies_per_step": count,
             "host_ms_per_step": ms(host_ns),
@@ -140,3 +134,31 @@ def _copies(trace: Trace, copies: Ints) -> Claim:
         anchor=int(copies[0]),
         edits=(Edit("shrink", copies, 1 - 1 / trace.origin.inflation, best=0.0), Edit("drop", moved)),
     )
+
+
+def _at_stake(trace: Trace, rows: Ints, moved: Ints) -> dict[str, Any]:
+    """Return of a claim, by field: copies nothing hides and the idle time behind the operators, or their host time."""
+    slower = 1 / trace.origin.inflation
+    start, end = trace.start_ns[rows], trace.end_ns[rows]
+    if not trace.devices:
+        return {
+            "spans": intervals.union(intervals.spans(start, end)),
+            "gain_low": slower,
+            "time_class": "host",
+            "method": "host time of these operators",
+        }
+    device = trace.devices[0]
+    lost = trace.waits.lost(start, end)
+    copies = intervals.intersect(trace.time_of(moved), device.copy_only)
+    return {
+        "spans": np.concatenate([copies, lost]),
+        "gain_low": np.concatenate([np.ones(len(copies)), np.full(len(lost), slower)]),
+        "time_class": "copy" if len(copies) else "idle",
+        "method": "copies with nothing beside them, and device idle time behind these operators",
+    }
+
+
+def _host_ns_per_step(trace: Trace, rows: Ints) -> float:
+    """Return the time of host rows in ns per steady step."""
+    steady = trace.steps.in_steady(trace.steps.of_host(rows))
+    return int(trace.dur_ns[rows[steady]].sum()) / trace.steps.n_steady

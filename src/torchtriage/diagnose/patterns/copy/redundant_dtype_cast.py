@@ -21,12 +21,12 @@ Source: PyTorch documentation, "Automatic Mixed Precision package"; measured: fl
 
 import numpy as np
 
-from torchtriage.core.trace.op_inputs import inputs_of
+from torchtriage.core.trace.inference_phase import inference_phase
+from torchtriage.core.trace.op_inputs import Inputs, inputs_of
 from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_of
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Pattern, Trace
 from torchtriage.diagnose.patterns.copy._float64 import claim_float64
-from torchtriage.diagnose.patterns.copy._weight_casts import claim_weight_casts
 
 PATTERN = Pattern.of(
     __name__, "CPY012", "Redundant casts, or float64 that leaked in", order=535, needs="ops shapes work"
@@ -44,18 +44,21 @@ _NO_WORK = (
     r"^aten::(view|reshape|expand|as_strided|t|transpose|permute|select|slice|empty\w*|detach\w*"
     r"|result_type|unsqueeze|squeeze|resolve_\w+)$"
 )
+_FIX_WEIGHTS = Fix(
+    text="Convert the weights once, outside the loop.",
+    code="""model = model.eval().to(torch.bfloat16)  # instead of autocast over float32 weights
+with torch.inference_mode():
+    outputs = model(inputs.to(torch.bfloat16))""",
+    link="https://docs.pytorch.org/docs/stable/amp.html",
+)
+_LAYERS = r"^aten::(linear|addmm|matmul|conv\d?d?|convolution|conv_transpose\dd)$"
 
 
 def find(trace: Trace) -> Claims:
     """Yield one claim per kind: casts undone, float64, weights cast in every step."""
     casts, source, target = _casts(trace)
-    for claim in (
-        _undone(trace, casts, source, target),
-        claim_float64(trace, MIN_SHARE),
-        claim_weight_casts(trace, casts, MIN_SHARE),
-    ):
-        if claim is not None:
-            yield claim
+    found = _undone(trace, casts, source, target), claim_float64(trace, MIN_SHARE), _weight_casts(trace, casts)
+    yield from filter(None, found)
 
 
 def _casts(trace: Trace) -> tuple[Ints, Ints, Ints]:
@@ -135,3 +138,38 @@ def _working_ops(trace: Trace) -> Ints:
 
 def _short(dtype: str) -> str:
     return {"float": "float32", "double": "float64"}.get(dtype, dtype.removeprefix("c10::").lower())
+
+
+def _weight_casts(trace: Trace, casts: Ints) -> Claim | None:
+    """Return the claim on weights that inference under autocast casts in every step."""
+    steps = trace.steps
+    phase = inference_phase(trace)
+    if phase is None or not phase.whole or steps.n_steady < 2 or not len(casts):
+        return None
+    layer = trace.tree.nearest(casts, trace.matching(_LAYERS, Kind.OP))
+    rows, layer = casts[layer >= 0], layer[layer >= 0]
+    own, which = inputs_of(trace, rows)
+    of_layer, layer_is = inputs_of(trace, layer)
+    pairs, inverse = np.unique(np.stack([which, layer_is], axis=1), axis=0, return_inverse=True)
+    is_weight = np.array([_is_weight(own[cast].shape(0), of_layer[item]) for cast, item in pairs.tolist()], dtype=bool)
+    rows = rows[is_weight[inverse.reshape(-1)]]
+    work = work_of(trace, rows)
+    if work is None or work.share < MIN_SHARE:
+        return None
+    step_of = steps.of_host(rows)
+    if steps.share_of_steps(step_of) < 1.0:
+        return None
+    count = steps.median_count(step_of)
+    return work.claim(
+        f"{format_count(count, 'weight')} {'is' if count == 1 else 'are'} cast again in every step: {work.text}",
+        "cast",
+        method="time of the casts; low: what of it the queue can make up for",
+        evidence={"n_weight_casts_per_step": count},
+        anchor=int(rows[0]),
+        fix=_FIX_WEIGHTS,
+    )
+
+
+def _is_weight(shape: list[int], layer: Inputs) -> bool:
+    others = [layer.shape(index) for index in range(1, 3)]
+    return bool(shape) and shape in others and shape != layer.shape(0)

@@ -18,15 +18,15 @@ Leave it when: epochs are long and the recording happens to contain the end of o
 Source: PyTorch documentation, torch.utils.data, "Multi-process data loading".
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.units import format_count, format_ns, ms
-from torchtriage.diagnose.patterns.base import Certainty, Claim, Claims, Edit, Fix, Pattern, Spans, Trace
+from torchtriage.diagnose.patterns.base import Certainty, Claim, Claims, Edit, Fix, Kind, Pattern, Spans, Trace
 from torchtriage.diagnose.patterns.data._fetches import MIN_SHARE, Fetches, find_fetches
-from torchtriage.diagnose.patterns.data._worker_starts import starts_by_fetches, starts_by_frames
 
 PATTERN = Pattern.of(__name__, "DAT019", "DataLoader workers cannot keep up", order=301, needs="ops steps")
 FIX = Fix(
@@ -49,6 +49,15 @@ MIN_STEPS = 0.3  # share of the steps that wait (catalogue 19)
 READY_NS = 2_000_000
 """What a batch that lies ready takes at most where workers and program share the cores: 0.8-2.0 ms under the profiler
 in 25 of 29 programs whose loaders keep up, on two busy cores."""
+STOP_NS = 1_000_000  # to find that there are no more batches takes microseconds; to stop workers, milliseconds
+_DRAWING = (
+    *("aten::empty", "aten::random_", "aten::item", "aten::_local_scalar_dense"),
+    *("aten::randperm", "aten::randint", "aten::multinomial", "aten::scalar_tensor"),
+    *("aten::resize_", "aten::resolve_conj", "aten::resolve_neg"),
+)
+"""What a new iterator and its sampler call: a seed for the workers, an order of the samples."""
+_NEW_ITERATOR = r"utils/data/dataloader\.py\(\d+\): _get_iterator$"
+_STOP = r"utils/data/dataloader\.py\(\d+\): _shutdown_workers$"
 
 
 def find(trace: Trace) -> Claims:
@@ -96,7 +105,7 @@ def _waiting_steps(trace: Trace, fetches: Fetches) -> Spans:
 
 
 def _respawn(trace: Trace, fetches: Fetches) -> Claim | None:
-    starts = starts_by_frames(trace, fetches) if trace.has_stacks else starts_by_fetches(trace, fetches)
+    starts = _starts_by_frames(trace, fetches) if trace.has_stacks else _starts_by_fetches(trace, fetches)
     waits = _held_up(trace, trace.spans_of(starts.rows))
     at_stake = _held_up(trace, np.concatenate([waits, starts.between]))
     if intervals.length(at_stake) < MIN_SHARE * intervals.length(trace.steps.judged):
@@ -164,3 +173,45 @@ def _claim(
         fix=fix,
         edits=tuple(edits),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _WorkerStarts:
+    """How often workers were started, in what, and what may be part of it."""
+
+    n: int
+    rows: Spans
+    between: Spans
+
+
+def _starts_by_frames(trace: Trace, fetches: Fetches) -> _WorkerStarts:
+    """Return where an iterator was made or ended its workers, and the first fetch of each."""
+    new = np.flatnonzero(trace.matching(_NEW_ITERATOR, Kind.PYTHON))
+    new = new[trace.steps.in_steady(trace.steps.of_host(new))]
+    if not len(new):
+        return _WorkerStarts(0, new, intervals.EMPTY)
+    order = np.argsort(trace.start_ns[fetches.rows], kind="stable")
+    rows = fetches.rows[order]
+    following = np.searchsorted(trace.start_ns[rows], trace.end_ns[new])
+    first = rows[following[following < len(rows)]]
+    stop = np.flatnonzero(trace.matching(_STOP, Kind.PYTHON))
+    stop = stop[trace.steps.in_steady(trace.steps.of_host(stop))]
+    return _WorkerStarts(len(new), np.concatenate([new, first, stop]), intervals.EMPTY)
+
+
+def _starts_by_fetches(trace: Trace, fetches: Fetches) -> _WorkerStarts:
+    """Return pairs of fetches with no operator between but those that draw a new order.
+
+    The first found no more batches, and took as long as only stopping workers takes.
+    """
+    order = np.lexsort((trace.start_ns[fetches.rows], trace.lane[fetches.rows]))
+    rows = fetches.rows[order]
+    ends, starts = trace.end_ns[rows[:-1]], trace.start_ns[rows[1:]]
+    together = trace.lane[rows[:-1]] == trace.lane[rows[1:]]
+    ops = np.flatnonzero((trace.kind == Kind.OP) & ~trace.named(*_DRAWING))
+    ops = ops[np.isin(trace.lane[ops], trace.lane[rows])]
+    at = np.sort(trace.start_ns[ops])
+    together &= np.searchsorted(at, ends) == np.searchsorted(at, starts)
+    together &= trace.dur_ns[rows[:-1]] >= STOP_NS
+    both = np.concatenate([rows[:-1][together], rows[1:][together]])
+    return _WorkerStarts(int(together.sum()), both, intervals.spans(ends[together], starts[together]))

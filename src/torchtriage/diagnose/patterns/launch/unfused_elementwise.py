@@ -17,7 +17,11 @@ Source: PyTorch performance tuning guide, "Fuse operations"; measured: 54 % of t
     prefill; on a CPU a GELU of nine operators takes 2.2 times as long as ``F.gelu``.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_runs import outer_ops
@@ -29,6 +33,7 @@ from torchtriage.diagnose.patterns.base import (
     Claims,
     Edit,
     Fix,
+    Floats,
     Ints,
     Kind,
     Mask,
@@ -36,7 +41,6 @@ from torchtriage.diagnose.patterns.base import (
     Trace,
     given,
 )
-from torchtriage.diagnose.patterns.launch._pointwise_traffic import by_detail, largest, product, saved_traffic
 
 PATTERN = Pattern.of(__name__, "LCH015", "Chains of pointwise kernels are not fused", order=550, needs="sizes")
 FIX = Fix(
@@ -82,7 +86,7 @@ def _on_device(trace: Trace) -> Claims:
     paced = device.followed_in_time[position]
     if not kernel_ns or _time_ns(trace, rows[paced]) < MIN_SHARE * kernel_ns:
         return
-    gain = saved_traffic(trace, trace.links.op[rows].astype(np.int64), chain)
+    gain = _saved_traffic(trace, trace.links.op[rows].astype(np.int64), chain)
     chain_ns = _time_ns(trace, rows)
     n_chains = len(distinct(chain))
     n_steps = steps.n_steady
@@ -120,7 +124,7 @@ def _on_cpu(trace: Trace) -> Claims:
     steps = trace.steps
     ops = outer_ops(trace, trace.matching(r"^Optimizer\.", *HOST_KINDS))
     named = trace.matches(ops, _POINTWISE_OPS)
-    size = by_detail(trace, "dims", np.where(named, ops, -1), largest)
+    size = _by_detail(trace, "dims", np.where(named, ops, -1), _largest)
     fits, step = named & (size > 1), steps.of_host(ops)
     same = (size[1:] == size[:-1]) & (step[1:] == step[:-1])
     goes_on = np.append(False, fits[1:] & fits[:-1] & same)[: len(ops)]
@@ -131,7 +135,7 @@ def _on_cpu(trace: Trace) -> Claims:
     chain_ns = _time_ns(trace, rows) / steps.n_steady
     if chain_ns < MIN_SHARE * steps.wall_ns or not len(rows):
         return
-    gain = saved_traffic(trace, rows, chain)
+    gain = _saved_traffic(trace, rows, chain)
     inflated = np.where(trace.dur_ns[rows] < SHORT_NS, trace.origin.inflation, 1.0)
     cost = np.bincount(chain, weights=trace.dur_ns[rows])
     worst = rows[chain == cost.argmax()]
@@ -198,11 +202,57 @@ def _flows(trace: Trace, rows: Ints, chain: Ints) -> Mask:
 
 def _numel(trace: Trace, rows: Ints) -> Ints:
     op = trace.links.op[rows]
-    by_op = np.where(op >= 0, by_detail(trace, "dims", op, largest), 0)
+    by_op = np.where(op >= 0, _by_detail(trace, "dims", op, _largest), 0)
     blind = np.where(by_op > 0, -1, rows)
-    by_grid = by_detail(trace, "grid", blind, product) * by_detail(trace, "block", blind, product)
+    by_grid = _by_detail(trace, "grid", blind, _product) * _by_detail(trace, "block", blind, _product)
     return np.where(by_op > 0, by_op, by_grid)
 
 
 def _time_ns(trace: Trace, rows: Ints) -> int:
     return trace.steps.judged_ns(trace.spans_of(rows))
+
+
+def _by_detail(trace: Trace, what: str, rows: NDArray[np.integer], measure: Callable[[list[Any]], int]) -> Ints:
+    """Return a measure of one argument of each row, 0 for row -1 or where it is missing."""
+    codes, first, inverse = np.unique(
+        np.where(rows >= 0, trace.detail[rows], -1), return_index=True, return_inverse=True
+    )
+    values = np.zeros(len(codes), np.int64)
+    known = codes >= 0
+    found = trace.details_of(what, rows[first[known]].astype(np.int64))
+    values[known] = [measure(item) if isinstance(item, list) else 0 for item in found]
+    return values[inverse]
+
+
+def _sizes(dims: list[Any]) -> list[int]:
+    return [_product(dim) for dim in dims if isinstance(dim, list) and dim]
+
+
+def _largest(dims: list[Any]) -> int:
+    """Return the number of elements of the largest tensor among an operator's inputs."""
+    return max(_sizes(dims), default=0)
+
+
+def _full_size(dims: list[Any]) -> int:
+    sizes = _sizes(dims)
+    return sum(2 * size > max(sizes) for size in sizes)
+
+
+def _product(values: list[Any]) -> int:
+    """Return the product of recorded sizes, 0 where they make no sense."""
+    out = 1
+    for value in values:
+        out *= value if isinstance(value, int) else 0
+    # shapes come from a file: keep nonsense inside int64
+    return out if 0 <= out < 1 << 30 else 0
+
+
+def _saved_traffic(trace: Trace, op: Ints, chain: Ints) -> Floats:
+    """Return per operator (-1: unknown) the share of its chain's traffic that fusing saves."""
+    read = np.where(op >= 0, _by_detail(trace, "dims", op, _full_size), 1)
+    # copy_ lists the tensor it writes among its inputs
+    read -= (op >= 0) & trace.named("aten::copy_")[op]
+    kernels = np.bincount(chain)
+    moved = np.bincount(chain, weights=np.maximum(read, 1)) + kernels
+    saved: Floats = 2.0 * (kernels - 1) / np.maximum(moved, 1)
+    return saved[chain]

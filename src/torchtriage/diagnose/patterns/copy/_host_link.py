@@ -3,7 +3,7 @@
 import numpy as np
 
 from torchtriage.core import intervals
-from torchtriage.diagnose.patterns.base import Ints, Spans, Trace
+from torchtriage.diagnose.patterns.base import Ints, Kind, Spans, Trace
 
 PINNED_BYTES_PER_S = {3: 12e9, 4: 24e9, 5: 50e9}
 """What pinned copies reach over 16 lanes of each PCIe generation (catalogue 7)."""
@@ -25,6 +25,13 @@ def beyond_pinned(trace: Trace, copies: Ints) -> float:
     copies = copies[trace.value[copies] >= 0]  # ROCm 6.2 records no sizes
     size, took_s = trace.value[copies].sum(), trace.dur_ns[copies].sum() / 1e9
     return float(np.clip(1 - size / pinned_bytes_per_s(trace) / took_s, 0, 1)) if took_s else 0.0
+
+
+def uploads(trace: Trace) -> Ints:
+    """Return the copies to the main device whose calls were recorded."""
+    rows: Ints = trace.devices[0].rows
+    rows = rows[(trace.kind[rows] == Kind.MEMCPY) & (trace.links.call[rows] >= 0)]
+    return rows[trace.matches(rows, "HtoD")]
 
 
 def exposed(trace: Trace, copies: Ints) -> Spans:

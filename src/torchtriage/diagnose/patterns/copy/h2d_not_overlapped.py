@@ -20,7 +20,7 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_bytes, format_ns, format_share, ms
 from torchtriage.diagnose.patterns._recurrence import call_sites, recurs
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace, given
-from torchtriage.diagnose.patterns.copy._host_link import exposed
+from torchtriage.diagnose.patterns.copy._host_link import exposed, uploads
 
 PATTERN = Pattern.of(__name__, "CPY008", "Uploads that nothing overlaps", order=340, needs="device runtime")
 FIX = Fix(
@@ -81,8 +81,7 @@ def find(trace: Trace) -> Claims:
             evidence={
                 "exposed_copy_ms_per_step": ms(exposed_ns),
                 "upload_share": round(share, 4),
-                **given(copied_bytes_per_step=size),
-                **given(call_sites=call_sites(trace, calls)),
+                **given(copied_bytes_per_step=size, call_sites=call_sites(trace, calls)),
             },
             anchor=int(calls[np.argmax(trace.dur_ns[copies])]),
             fix=COPY_LESS,
@@ -113,9 +112,9 @@ def find(trace: Trace) -> Claims:
 def _beside_uploads(trace: Trace) -> tuple[int, float]:
     """Return how much of the judged time, in ns, no upload takes, whoever asked for it; and the uploads' share."""
     rows = trace.devices[0].rows
-    uploads = trace.steps.judged_ns(trace.spans_of(rows[trace.matches(rows, "HtoD")]))
+    taken = trace.steps.judged_ns(trace.spans_of(rows[trace.matches(rows, "HtoD")]))
     whole = max(intervals.length(trace.steps.judged), 1)
-    return whole - uploads, uploads / whole
+    return whole - taken, taken / whole
 
 
 def _waited_for(trace: Trace, copies: Ints) -> Spans:
@@ -142,11 +141,8 @@ def _waited_for(trace: Trace, copies: Ints) -> Spans:
 
 
 def _overlappable(trace: Trace) -> Ints:
-    rows: Ints = trace.devices[0].rows
-    rows = rows[(trace.kind[rows] == Kind.MEMCPY) & (trace.links.call[rows] >= 0)]
-    rows = rows[trace.matches(rows, "HtoD")]
+    rows = uploads(trace)
     if trace.origin.vendor == "rocm":
         rows = rows[trace.named("hipMemcpyAsync")[trace.links.call[rows]]]
     # pageable memory cannot overlap: that is CPY007's
-    rows = rows[~trace.matches(rows, "Pageable")]
-    return rows
+    return rows[~trace.matches(rows, "Pageable")]

@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_bytes, format_ns, ms
 from torchtriage.diagnose.patterns._recurrence import call_sites
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
-from torchtriage.diagnose.patterns.copy._host_link import beyond_pinned, exposed, pinned_bytes_per_s
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Trace
+from torchtriage.diagnose.patterns.copy._host_link import beyond_pinned, exposed, pinned_bytes_per_s, uploads
 
 PATTERN = Pattern.of(__name__, "CPY007", "Large uploads from pageable host memory", order=341, needs="device runtime")
 FIX = Fix(
@@ -43,8 +42,8 @@ LOADING_RUN = 8  # uploads in a row without a kernel between them: a model is be
 
 def find(trace: Trace) -> Claims:
     """Yield one claim for all large pageable uploads."""
-    steps, device, waits = trace.steps, trace.devices[0], trace.waits
-    copies = _recurring(trace, _pageable(trace, device.rows))
+    steps, waits = trace.steps, trace.waits
+    copies = _recurring(trace, _pageable(trace))
     if not len(copies):
         return
     transfer = exposed(trace, copies)
@@ -64,8 +63,8 @@ def find(trace: Trace) -> Claims:
     evidence: dict[str, Any] = {
         "copy_ms_per_step": ms(took_ns / steps.n_steady),
         "n_copies_per_step": steps.median_count(steps.of_work(copies)),
-        "exposed_copy_ms_per_step": _judged_ms(trace, transfer),
-        "gpu_idle_ms_per_step": _judged_ms(trace, blocked),
+        "exposed_copy_ms_per_step": ms(steps.judged_ns(transfer) / steps.n_steady),
+        "gpu_idle_ms_per_step": ms(steps.judged_ns(blocked) / steps.n_steady),
     }
     how = f"takes {format_ns(took_ns / steps.n_steady)} {steps.per}"
     if size:
@@ -93,14 +92,8 @@ def find(trace: Trace) -> Claims:
     )
 
 
-def _judged_ms(trace: Trace, spans: Spans) -> float:
-    inside = intervals.intersect(intervals.union(spans), trace.steps.judged)
-    return ms(intervals.length(inside) / trace.steps.n_steady)
-
-
-def _pageable(trace: Trace, rows: Ints) -> Ints:
-    rows = rows[(trace.kind[rows] == Kind.MEMCPY) & (trace.links.call[rows] >= 0)]
-    rows = rows[trace.matches(rows, "HtoD")]
+def _pageable(trace: Trace) -> Ints:
+    rows = uploads(trace)
     if trace.origin.vendor == "rocm":
         blocking = trace.named("hipMemcpyWithStream", "hipMemcpy", "hipMemcpyHtoD")
         slow_path = blocking[trace.links.call[rows]]

@@ -93,5 +93,4 @@ def _small(trace: Trace) -> Ints:
     small = (size >= 0) & (size < MAX_BYTES) & (links.n_enqueued[calls] == 1)
     small &= ~trace.mask_of(waits.copy[waits.to_host])[rows]
     small &= ~trace.tree.under(trace.matching(_NOT_OURS, *HOST_KINDS))[calls]
-    rows = rows[small]
-    return rows
+    return rows[small]

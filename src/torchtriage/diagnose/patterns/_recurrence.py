@@ -33,8 +33,8 @@ def frame_around(trace: Trace, rows: NDArray[np.integer], mask: Mask, *, outermo
     return np.where(own & ((found < 0) | (not outermost)), inner, found)
 
 
-def call_sites(trace: Trace, rows: NDArray[np.integer], limit: int = 3) -> list[str]:
+def call_sites(trace: Trace, rows: NDArray[np.integer]) -> list[str]:
     """Return the user's frames host rows were called from, the most frequent first."""
     frames = frame_around(trace, rows, trace.where_name(is_user_frame))
     counts = Counter(trace.name[frames[frames >= 0]].tolist())
-    return [trace.names[code] for code, _ in counts.most_common(limit)]
+    return [trace.names[code] for code, _ in counts.most_common(3)]

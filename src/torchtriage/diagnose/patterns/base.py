@@ -207,11 +207,11 @@ def most_frequent(trace: Trace, rows: NDArray[np.integer], limit: int = 5) -> li
     return [trace.names[code] for code in names[np.argsort(-counts, kind="stable")][:limit].tolist()]
 
 
-def longest_names(trace: Trace, rows: Ints, limit: int = 3) -> list[str]:
+def longest_names(trace: Trace, rows: Ints) -> list[str]:
     """Return the names that take most of these rows' time, the longest first."""
     names, where = np.unique(trace.name[rows], return_inverse=True)
     total = np.bincount(where, weights=trace.dur_ns[rows])
-    return [trace.names[names[at]] for at in np.argsort(-total)[:limit].tolist()]
+    return [trace.names[names[at]] for at in np.argsort(-total)[:3].tolist()]
 
 
 @lru_cache(maxsize=1)
@@ -297,7 +297,8 @@ def _entry(module: ModuleType) -> PatternEntry:
     demand(isinstance(fix, Fix), "expected FIX = Fix(...)")
     assert isinstance(pattern, Pattern)
     assert isinstance(fix, Fix)
-    find = getattr(module, "find", _from_all_ranks if pattern.needs & {"job", "peers"} else None)
+    # what only the recordings of all ranks together show has no function of its own
+    find = getattr(module, "find", (lambda _trace: iter(())) if pattern.needs & {"job", "peers"} else None)
     demand(callable(find), "expected def find(trace)")
     assert find is not None
     *_, family, stem = ("", *where.split("."))
@@ -310,8 +311,3 @@ def _entry(module: ModuleType) -> PatternEntry:
     for title in SECTIONS:
         demand(f"\n{title}:" in page, f"the docstring has no section {title!r}")
     return PatternEntry(pattern, find, fix, page)
-
-
-def _from_all_ranks(_trace: Trace) -> Claims:
-    """Yield nothing: only the recordings of all ranks together show it."""
-    yield from ()

@@ -113,7 +113,9 @@ def in_engine_words(result: Result, trace: Trace) -> Result:
     if trace.serving is None:
         return result
     phases = result.serving.phases if result.serving is not None else ()
-    advice = _Advice(trace.serving.engine, phases, _uncompiled(trace))
+    # stacks that show none of the code that vLLM compiles, where it is vLLM that was recorded
+    uncompiled = trace.has_stacks and not trace.matching(_VLLM_COMPILED, Kind.PYTHON).any()
+    advice = _Advice(trace.serving.engine, phases, uncompiled)
     return replace(
         result,
         findings=tuple(replace(finding, fix=advice.fix(finding)) for finding in result.findings),
@@ -122,11 +124,6 @@ def in_engine_words(result: Result, trace: Trace) -> Result:
             replace(item, how_to_record=advice.record(item.how_to_record)) for item in result.not_checked
         ),
     )
-
-
-def _uncompiled(trace: Trace) -> bool:
-    """Whether stacks show none of the code that vLLM compiles, where it is vLLM that was recorded."""
-    return trace.has_stacks and not trace.matching(_VLLM_COMPILED, Kind.PYTHON).any()
 
 
 @dataclass(frozen=True)

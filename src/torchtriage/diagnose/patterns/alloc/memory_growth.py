@@ -48,22 +48,20 @@ def find(trace: Trace) -> Claims:
     places = zip(memory.device_type.tolist(), memory.device.tolist(), strict=True)
     for kind, device in sorted(set(places)):
         mine = (memory.device_type == kind) & (memory.device == device)
-        claim = _judge(trace, mine, kept, on_host=kind == 0)
-        if claim is not None:
-            yield claim
+        yield from _judge(trace, mine, kept, on_host=kind == 0)
 
 
-def _judge(trace: Trace, mine: Mask, kept: Mask, *, on_host: bool) -> Claim | None:
+def _judge(trace: Trace, mine: Mask, kept: Mask, *, on_host: bool) -> Claims:
     steps = trace.steps
     ends = _allocated_at(trace, mine, steps.host_end_ns)
     # the growth of a step is told from the end of the one before
     pick = np.flatnonzero(steps.steady[1:]) + 1
     growth = ends[pick] - ends[pick - 1]
     if len(growth) < MIN_STEPS or (growth > 0).mean() < MOSTLY_UP:
-        return None
+        return
     slope = float(np.median(growth))
     if slope < MIN_GROWTH or slope < min(MIN_LARGE, MIN_SHARE * ends[pick[-1]]):
-        return None
+        return
     blocks = np.flatnonzero(mine & kept)
     step_of = np.searchsorted(steps.host_start_ns, trace.memory.at_ns[blocks], side="right") - 1
     # of the last step nobody knows what the next would free
@@ -72,13 +70,13 @@ def _judge(trace: Trace, mine: Mask, kept: Mask, *, on_host: bool) -> Claim | No
         step_of[step_of >= 0], weights=trace.memory.size_bytes[blocks][step_of >= 0], minlength=len(steps)
     )[judged]
     if not len(judged) or float(np.median(size)) < MIN_KEPT * slope:
-        return None
+        return
     blocks = blocks[np.isin(step_of, judged)]
     ops = _ops_at(trace, trace.memory.at_ns[blocks])
     where = "host memory" if on_host else "device memory"
     left = _steps_left(trace, mine, slope) if not on_host else None
     full = f": full after {format_count(left, 'more step')}" if left is not None else ""
-    return Claim(
+    yield Claim(
         message=f"{where} grows by {format_bytes(slope)} per step, from {format_bytes(ends[0])} to"
         f" {format_bytes(ends[-1])}, in blocks nobody frees{full}",
         certainty="certain",

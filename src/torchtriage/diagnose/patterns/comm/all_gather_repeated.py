@@ -56,7 +56,8 @@ def find(trace: Trace) -> Claims:
         return
     again = gathers.turn > 0
     rounds = int(gathers.round.max(initial=0)) + 1
-    needless = again & ((gathers.round > 0) | _in_a_row(gathers))
+    in_a_row = np.append(False, gathers.unit[1:] == gathers.unit[:-1]) & gathers.follows
+    needless = again & ((gathers.round > 0) | in_a_row)
     # what only begins too late is hidden by prefetching, at no memory
     pick = np.zeros(len(found.rows), dtype=bool)
     pick[gathers.at[needless | (again & ~is_late(trace, found, gathers)[gathers.at])]] = True
@@ -105,11 +106,6 @@ def find(trace: Trace) -> Claims:
         fix=_FIX_ROUNDS if rounds > 1 else FIX,
         edits=(edit,),
     )
-
-
-def _in_a_row(gathers: Gathers) -> Mask:
-    """Return bool[g]: gathers of the unit that was gathered last."""
-    return np.append(False, gathers.unit[1:] == gathers.unit[:-1]) & gathers.follows
 
 
 def _kept_bytes(trace: Trace, found: Collectives, gathers: Gathers, pick: Mask) -> int:

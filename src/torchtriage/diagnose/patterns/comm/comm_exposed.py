@@ -82,7 +82,7 @@ def find(trace: Trace) -> Claims:
     rows, keep = found.rows, ~_judged_elsewhere(found)
     mine = keep[found.source]
     spans, source = found.exposed[mine], found.source[mine]
-    exposed_ns = intervals.length(intervals.intersect(intervals.union(spans), judged))
+    exposed_ns = trace.steps.judged_ns(spans)
     if exposed_ns < MIN_SHARE * wall_ns:
         return
     transfer = found.fastest_ns / np.maximum(trace.dur_ns[rows], 1)
@@ -96,7 +96,7 @@ def find(trace: Trace) -> Claims:
     beyond_ns = int(np.maximum(own - found.fastest_ns, 0)[found.fastest_ns > 0].sum())
     steps = trace.steps
     per_step = exposed_ns / steps.n_steady
-    comm_ns = intervals.length(intervals.intersect(trace.time_of(rows[keep]), judged))
+    comm_ns = steps.judged_ns(trace.time_of(rows[keep]))
     names: Counter[str] = Counter()
     for label, time_ns in zip(found.labels, own.tolist(), strict=True):
         names[label] += time_ns
@@ -128,8 +128,7 @@ def find(trace: Trace) -> Claims:
             "n_collectives_per_step": steps.mean_count(found.step[keep]),
             "n_threads" if found.on_host else "n_streams": len(distinct(trace.lane[rows[keep]])),
             "top_exposed_ms_per_step": {name: ms(time_ns / steps.n_steady) for name, time_ns in names.most_common(3)},
-            **given(world_size=trace.origin.world_size),
-            **given(beyond_fastest_ms_per_step=ms(beyond_ns / steps.n_steady)),
+            **given(world_size=trace.origin.world_size, beyond_fastest_ms_per_step=ms(beyond_ns / steps.n_steady)),
         },
         fix=_FIX_ALONE,
         edits=(

@@ -68,9 +68,7 @@ def find(trace: Trace) -> Claims:
     found = find_collectives(trace)
     if found is None or trace.origin.world_size == 1:
         return
-    small = _small(trace, found)
-    if small is not None:
-        yield small
+    yield from filter(None, [_small(trace, found)])
     barriers = (trace.kind == Kind.OP) & trace.named("c10d::barrier")
     yield from claim_each_step(trace, found, np.flatnonzero(barriers), "barrier", FIX_BARRIER)
     objects = object_collectives(trace)

@@ -62,10 +62,7 @@ def find(trace: Trace) -> Claims:
     lookups = regions.time_of(regions.lookups)
     whole = intervals.union(np.concatenate([lookups, regions.time_of(regions.mask)]))
     outside = _outside(regions, whole)
-    judged = steps.judged
-    whole_ns = intervals.length(intervals.intersect(whole, judged)) / steps.n_steady
-    outside_ns = intervals.length(intervals.intersect(outside, judged)) / steps.n_steady
-    guards_ns = intervals.length(intervals.intersect(lookups, judged)) / steps.n_steady
+    whole_ns, outside_ns, guards_ns = (steps.judged_ns(spans) / steps.n_steady for spans in (whole, outside, lookups))
     n_calls = steps.median_count(steps.of_host(calls))
     # guards in Python look many times slower with stacks
     slow_guards = not trace.has_stacks and (guards_ns >= MIN_GUARDS * steps.wall_ns * trace.origin.inflation)

@@ -43,13 +43,7 @@ _REPLAY = r"^(cuda|hip)GraphLaunch"
 
 def find(trace: Trace) -> Claims:
     """Yield a claim for recordings that go on, or else one for kernels that are not replayed."""
-    recorded = _recorded(trace)
-    if recorded is not None:
-        yield recorded
-        return
-    skipped = _skipped(trace)
-    if skipped is not None:
-        yield skipped
+    yield from filter(None, [_recorded(trace) or _skipped(trace)])
 
 
 def _recorded(trace: Trace) -> Claim | None:

@@ -45,15 +45,13 @@ def find(trace: Trace) -> Claims:
     rows = distinct(np.concatenate([norms, drops]))
     if not len(rows):
         return
-    parts = [format_count(len(some), what) for some, what in ((norms, "batch norm"), (drops, "dropout")) if len(some)]
-    wrong = [
-        what
-        for some, what in (
-            (norms, "batch norm takes its statistics from each batch and changes the stored ones"),
-            (drops, "dropout makes outputs random"),
-        )
-        if len(some)
-    ]
+    parts, wrong = [], []
+    if len(norms):
+        parts.append(format_count(len(norms), "batch norm"))
+        wrong.append("batch norm takes its statistics from each batch and changes the stored ones")
+    if len(drops):
+        parts.append(format_count(len(drops), "dropout"))
+        wrong.append("dropout makes outputs random")
     work = work_of(trace, drops)
     cost: dict[str, Any] = {}
     if work is not None:

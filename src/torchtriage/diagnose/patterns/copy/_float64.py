@@ -1,7 +1,6 @@
 """Operators on float64 tensors."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +9,7 @@ from torchtriage.core.trace.frames import frame_label
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of, where_inputs
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_of
-from torchtriage.diagnose.patterns.base import Claim, Edit, Fix, Kind, Mask, Trace, most_frequent
+from torchtriage.diagnose.patterns.base import Claim, Fix, Kind, Mask, Trace, most_frequent
 
 _FIX_DOUBLE = Fix(
     text="Make constants and inputs float32 where they are created.",
@@ -73,7 +72,7 @@ def claim_float64(trace: Trace, min_share: float) -> Claim | None:
     reason = _may_need(trace) if whole else ""
     low = 0.0 if reason else OF_DOUBLE[0]
     example = inputs_of(trace, work.op[[int(np.argmax(trace.dur_ns[work.rows]))]])[0][0]
-    claim = work.claim(
+    return work.claim(
         f"operators on float64 tensors take {format_ns(work.per_step_ns)} {trace.steps.per},"
         f" {format_share(work.share)} of {work.of}"
         + ("; the whole program computes in float64" if whole else "")
@@ -91,7 +90,6 @@ def claim_float64(trace: Trace, min_share: float) -> Claim | None:
         },
         fix=_WHOLE_FIX if whole else _FIX_DOUBLE,
     )
-    return replace(claim, edits=(Edit("shrink", work.rows, 1 - low, 1 - high),))
 
 
 def _holds(trace: Trace, names: str) -> Mask:

@@ -134,9 +134,7 @@ def _fix(trace: Trace, row: int, computes: bool) -> Fix:
         return CREATED
     if trace.named("aten::pin_memory")[row]:
         return PINNED
-    return COMPUTED if computes else BUFFERS if _sends_buffers(trace, row) else FIX
-
-
-def _sends_buffers(trace: Trace, row: int) -> bool:
-    """Return whether DDP joins its buffers there: outside the backward pass it joins nothing else."""
-    return bool((trace.matching(_COALESCES) & trace.tree.under(trace.matching(_DDP)))[row])
+    if computes:
+        return COMPUTED
+    # outside the backward pass DDP joins nothing but its buffers
+    return BUFFERS if (trace.matching(_COALESCES) & trace.tree.under(trace.matching(_DDP)))[row] else FIX

@@ -267,7 +267,8 @@ def _slow(device: Device, slowest: Peak, fastest: Peak, units: int) -> _Kernels:
     at = np.flatnonzero(slow)
     cause, groups = _causes(device, line, at, units)
     kernels = _Kernels(at, line.op[at], cause, compute[at], (roof[at], best[at]), groups)
-    return kernels.where((cause >= 0) & (_blamed(cause) | (dur[at] >= MIN_UNEXPLAINED_NS)))
+    blamed = np.isin(cause, [_KEYS.index(key) for key in ("few_tiles", "narrow")])
+    return kernels.where((cause >= 0) & (blamed | (dur[at] >= MIN_UNEXPLAINED_NS)))
 
 
 def _unfused_attention(trace: Trace) -> Ints:
@@ -289,11 +290,6 @@ def _waited_for(device: Device) -> Mask:
     _, frees = allocator_calls(trace)
     rows = np.concatenate([trace.waits.sync_row, np.flatnonzero(frees)])
     return intervals.owner(trace.time_of(rows), trace.end_ns[device.rows]) >= 0
-
-
-def _blamed(cause: Ints) -> Mask:
-    """Return bool[k]: kernels whose shape explains that they are slow."""
-    return np.isin(cause, [_KEYS.index(key) for key in ("few_tiles", "narrow")])
 
 
 def _causes(device: Device, line: Roofline, at: Ints, units: int) -> tuple[Ints, Ints]:

@@ -72,9 +72,7 @@ def find(trace: Trace) -> Claims:
     kind = np.array(kinds, np.int64)[which]
     layer = trace.name[ops[at]].astype(np.int64) * (len(seen) + 1) + kind
     for code in distinct(layer[kind >= 0]).tolist():
-        claim = _claim(trace, ops, _runs(trace, ops, at[layer == code]))
-        if claim is not None:
-            yield claim
+        yield from _claim(trace, ops, _runs(trace, ops, at[layer == code]))
 
 
 def _one_step(call: Inputs) -> bool:
@@ -92,19 +90,19 @@ def _runs(trace: Trace, ops: Ints, at: Ints) -> list[Ints]:
     return [run for run in np.split(at, breaks) if len(run) >= MIN_ROUNDS]
 
 
-def _claim(trace: Trace, ops: Ints, runs: list[Ints]) -> Claim | None:
+def _claim(trace: Trace, ops: Ints, runs: list[Ints]) -> Claims:
     if not runs:
-        return None
+        return
     steps = trace.steps
     rows = ops[np.concatenate(runs)]
     first, last = (ops[[run[at] for run in runs]] for at in (0, -1))
     time = host_time(trace, with_backward(trace, first, last))
     if not recurs(trace, rows) or not time.lost_ns or time.held_ns < MIN_SHARE * steps.wall_ns:
-        return None
+        return
     # before the first call its state is made
     begins = [_begins(trace, ops, run[1:]) for run in runs]
     if trace.named(*_LAYERS)[ops[np.concatenate(begins)]].all() and not np.isin(np.concatenate(begins), runs[0]).any():
-        return None  # a layer above another one, which is the one to look at
+        return  # a layer above another one, which is the one to look at
     known = all(
         _in_order(trace, ops[begin]) or _unbound(trace, ops, run) for run, begin in zip(runs, begins, strict=True)
     )
@@ -112,7 +110,7 @@ def _claim(trace: Trace, ops: Ints, runs: list[Ints]) -> Claim | None:
     fed_back = bool(trace.matching(_FED_BACK)[between].any())
     trained = bool(trace.matching(f"^{BACKWARD_NODE}").any())
     if _state_changes(trace, rows, between) or (not known and (fed_back or not trained)):
-        return None
+        return
     name, count = trace.name_of(int(rows[0])), steps.mean_count(steps.of_host(rows))
     what = "is called" if not name.endswith("_cell") else "runs"
     message = f"{name} {what} {format_count(count, 'time')} {steps.per} for one time step each"
@@ -125,13 +123,14 @@ def _claim(trace: Trace, ops: Ints, runs: list[Ints]) -> Claim | None:
         "inputs_known_beforehand": known,
     }
     if not known:
-        return Claim(
+        yield Claim(
             f"{message}; whether their inputs are known beforehand is not seen", "hint", rows, evidence=evidence
         )
+        return
     gain = 1.0 - 1.0 / min(in_a_row, MAX_GAIN_ROUNDS)
     low, high = (0.5 * gain, gain) if trace.devices else ON_CPU
     lost = time.idle_text("while") if trace.devices else f"they take {format_ns(time.held_ns)}"
-    return host_claim(
+    yield host_claim(
         trace,
         f"{message}: {lost.removeprefix('while ')} of {format_ns(steps.wall_ns)}",
         rows,

@@ -50,14 +50,7 @@ _CLOCK = r"^<built-in function (perf_counter|time|monotonic|process_time)(_ns)?>
 
 def find(trace: Trace) -> Claims:
     """Yield at most one claim each for first use, a slow first step, and early clocks."""
-    polluted = _first_use(trace)
-    if polluted is None:
-        polluted = _first_step(trace)
-    if polluted is not None:
-        yield polluted
-    clock = _early_clock(trace)
-    if clock is not None:
-        yield clock
+    yield from filter(None, (_first_use(trace) or _first_step(trace), _early_clock(trace)))
 
 
 def _first_use(trace: Trace) -> Claim | None:

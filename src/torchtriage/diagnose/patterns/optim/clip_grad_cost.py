@@ -55,11 +55,9 @@ def find(trace: Trace) -> Claims:
         return
     n_norms = int(np.median(alone[clipping]))
     if trace.devices:
-        claim = _on_device(trace, first, last, looping, n_norms)
+        yield from _on_device(trace, first, last, looping, n_norms)
     else:
-        claim = _on_cpu(trace, first[looping], last[looping], n_norms)
-    if claim is not None:
-        yield claim
+        yield from _on_cpu(trace, first[looping], last[looping], n_norms)
 
 
 def _follows_backward(trace: Trace, start_ns: Ints) -> Mask:
@@ -75,7 +73,7 @@ def _count(fits: Mask, stretches: Ints) -> Ints:
     return total[stretches[:, 1]] - total[stretches[:, 0]]
 
 
-def _on_device(trace: Trace, first: Ints, last: Ints, looping: Mask, n_norms: int) -> Claim | None:
+def _on_device(trace: Trace, first: Ints, last: Ints, looping: Mask, n_norms: int) -> Claims:
     steps, waits = trace.steps, trace.waits
     start, end = trace.start_ns[first], trace.end_ns[last]
     held = intervals.union(intervals.spans(start, end))
@@ -95,11 +93,11 @@ def _on_device(trace: Trace, first: Ints, last: Ints, looping: Mask, n_norms: in
     if n_reads:
         does.append(f"reads {format_count(n_reads, 'value')} back")
     if not idle_ns or not does:
-        return None
+        return
     edits = [Edit("unblock", waits.sync_row[reads])] if len(reads) else []
     if loops:
         edits.append(Edit("threads", factor=1 - LOOP_GAIN, best=0.0, spans=looped_on_host))
-    return host_claim(
+    yield host_claim(
         trace,
         f"clipping gradients {' and '.join(does)} {steps.per}: the host is at it for {format_ns(held_ns)}, and the GPU"
         f" stands idle for {format_ns(idle_ns)}",
@@ -120,15 +118,15 @@ def _on_device(trace: Trace, first: Ints, last: Ints, looping: Mask, n_norms: in
     )
 
 
-def _on_cpu(trace: Trace, first: Ints, last: Ints, n_norms: int) -> Claim | None:
-    """Return the claim on a CPU's loop; the foreach form saves the Python between the norms."""
+def _on_cpu(trace: Trace, first: Ints, last: Ints, n_norms: int) -> Claims:
+    """Yield the claim on a CPU's loop; the foreach form saves the Python between the norms."""
     steps = trace.steps
     start, end = trace.start_ns[first], trace.end_ns[last]
     held = intervals.union(intervals.spans(start, end))
     held_ns = steps.judged_ns(held) / steps.n_steady
     if not held_ns:
-        return None
-    return Claim(
+        return
+    yield Claim(
         message=f"clipping gradients takes {format_count(n_norms, 'norm')} one by one {steps.per}:"
         f" {format_ns(held_ns)} of {format_ns(steps.wall_ns)}",
         certainty="hint",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from torchtriage.core.units import format_ms, format_share
 from torchtriage.diagnose.runs.causes import IN_MEMORY, PYTHON, SLEEPING, Cause, cause_of, kind_of_library
 from torchtriage.diagnose.runs.recorded_host import HostShares
 from torchtriage.diagnose.runs.result import AccountLine, AccountPart, RunAccount, StepAccount
@@ -73,6 +74,10 @@ class Seen:
             return ""
         names = {self.call.rpartition(".")[2], *(position.name for position in self.look.below)}
         return next((asks for asks, calls in ASKS.items() if names & calls), "")
+
+    def passes(self, file: str, lines: Set[int]) -> bool:
+        """Whether it is at these lines of a file, or in what they call."""
+        return any(position.file == file and position.line in lines for position in self.chain)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,21 +150,11 @@ class SampledLoop:
     @cached_property
     def sample_share(self) -> float:
         """The share of the judged time in which a loader runs code of the user's, on this very thread."""
-        return self._share(
-            lambda item: (
-                bool(item.look.user[:1]) and any(_loading(at) for at in item.look.stack[item.look.user[0] + 1 :])
-            )
-        )
+        return self._share(lambda item: makes_sample(item.look))
 
     def loading_share_at(self, file: str, lines: Set[int]) -> float:
         """Return the share of the judged time in which a loader is at these lines of a file, on this very thread."""
-        return self._share(
-            lambda item: (
-                _loads(item.look)
-                and item.kind not in OF_WORKERS
-                and any(position.file == file and position.line in lines for position in item.chain)
-            )
-        )
+        return self._share(lambda item: _loads(item.look) and item.kind not in OF_WORKERS and item.passes(file, lines))
 
     @cached_property
     def waiting_share(self) -> float:
@@ -179,14 +174,11 @@ class SampledLoop:
 
     def share_at(self, file: str, lines: Set[int]) -> float:
         """Return the share of the judged time at these lines of a file, and in what they call."""
-        return min(
-            self._share(lambda item: any(position.file == file and position.line in lines for position in item.chain)),
-            1.0,
-        )
+        return min(self._share(lambda item: item.passes(file, lines)), 1.0)
 
     def device_wait_at(self, file: str, lines: Set[int]) -> float:
         """Return the share of the judged time in which these lines, or what they call, wait for the device."""
-        at = [item for item in self.seen if any(p.file == file and p.line in lines for p in item.chain)]
+        at = [item for item in self.seen if item.passes(file, lines)]
         return sum(item.weight_ns * self.parts(item).get(WAITS_FOR_DEVICE, 0.0) for item in at) / (self.judged_ns or 1)
 
     def share_inside(self, loops: Set[tuple[str, int]]) -> float:
@@ -200,6 +192,11 @@ class SampledLoop:
 
     def _share(self, belongs: Callable[[Seen], bool]) -> float:
         return sum(item.weight_ns for item in self.seen if belongs(item)) / (self.judged_ns or 1)
+
+    def took(self, share: float, step_ms: float) -> str:
+        """Return how much a share is of a step of ``step_ms``, or of all time in the loop, as a message says it."""
+        whole = f"{format_ms(step_ms)} per {'step' if self.n_steps else 'loop'}"
+        return f"{format_ms(share * step_ms)} of {whole} ({format_share(share)})"
 
     @property
     def step_ns(self) -> float:
@@ -245,9 +242,7 @@ def sampled_loop(
             return loop
     if place is None:
         return None
-    inside = [look for look in samples.looks if _depth(look, view, place) is not None]
-    spans = [(look.begin_ns, look.end_ns) for look in inside if kind_of_library(look.stack) != "torchtriage"]
-    return _over(samples, view, place, spans, None, host)
+    return _over(samples, view, place, _spans(_inside(samples, view, place)), None, host)
 
 
 OUTSIDE = 0.25
@@ -262,15 +257,21 @@ def longer_loop(samples: Samples, view: SourceView, loop: SampledLoop) -> tuple[
     place = _longest_loop(samples, view)
     if place is None or loop.place is None or loop.place == place:
         return None
-    mine = [look for look in samples.looks if _depth(look, view, place) is not None]
-    steps = {look for look in samples.looks if _depth(look, view, loop.place) is not None}
+    mine, steps = _inside(samples, view, place), set(_inside(samples, view, loop.place))
     took = sum(look.ns for look in steps)
     beside = sum(look.ns for look in mine if look not in steps)
     if beside < OUTSIDE * took:
         return None
-    spans = [(look.begin_ns, look.end_ns) for look in mine if kind_of_library(look.stack) != "torchtriage"]
-    other = _over(samples, view, place, spans, None, None)
+    other = _over(samples, view, place, _spans(mine), None, None)
     return (other, took / (took + beside)) if other is not None else None
+
+
+def _inside(samples: Samples, view: SourceView, place: Place) -> list[Look]:
+    return [look for look in samples.looks if _depth(look, view, place) is not None]
+
+
+def _spans(looks: Sequence[Look]) -> list[tuple[int, int]]:
+    return [(look.begin_ns, look.end_ns) for look in looks if kind_of_library(look.stack) != "torchtriage"]
 
 
 def outside(loop: SampledLoop, view: SourceView, steps: Place) -> SampledLoop:
@@ -338,17 +339,10 @@ def _kind(look: Look, view: SourceView) -> tuple[str, Cause | None, str]:
         return WAITS_FOR_LOADER if waits else PYTHON, None, call
     if look.below:
         top = look.below[-1].library
-        return (
-            (
-                OPERATORS
-                if top.startswith(("torch/", "torchinductor/"))
-                else EITHER
-                if _uses_torch(look.below)
-                else PYTHON
-            ),
-            None,
-            call,
-        )
+        if top.startswith(("torch/", "torchinductor/")):
+            return OPERATORS, None, call
+        uses_torch = any(position.library.startswith("torch/") for position in look.below)
+        return EITHER if uses_torch else PYTHON, None, call
     if not look.user:
         return "unknown", None, ""
     if call.startswith(("torch.", "F.", "nn.functional.")) or view.of_tensor(innermost):
@@ -358,16 +352,12 @@ def _kind(look: Look, view: SourceView) -> tuple[str, Cause | None, str]:
     return EITHER, None, call
 
 
-def _uses_torch(below: Sequence[Position]) -> bool:
-    return any(position.library.startswith("torch/") for position in below)
-
-
 def _depth(look: Look, view: SourceView, place: Place) -> int | None:
     """Return which of a look's frames of the user stands in the loop, None where none does."""
     for number, at in enumerate(look.user):
         position = look.stack[at]
         if position.file == place.file and any(
-            loop.lineno == place.line for loop in view.loops(position.file, position.first_line, position.line)
+            loop.lineno == place.line for loop in view.loops(position.file, position.line)
         ):
             return number
     return None
@@ -376,7 +366,7 @@ def _depth(look: Look, view: SourceView, place: Place) -> int | None:
 def _loops_inside(chain: Sequence[Position], view: SourceView, place: Place | None) -> Iterator[tuple[Position, Loop]]:
     """Yield the loops around the innermost frame, up to the loop of the steps, innermost first."""
     for position in chain:
-        for loop in reversed(view.loops(position.file, position.first_line, position.line)):
+        for loop in reversed(view.loops(position.file, position.line)):
             if place is not None and position.file == place.file and loop.lineno == place.line:
                 return
             if not hasattr(loop, "generators") or _is_inside(position, loop):
@@ -406,7 +396,7 @@ def _loop_around(samples: Samples, view: SourceView, boundary: tuple[str, str, i
             continue
         for number, position in enumerate(frames[start:]):
             at_line = line if number == 0 else position.line
-            loops = view.loops(position.file, position.first_line, at_line)
+            loops = view.loops(position.file, at_line)
             loops = tuple(loop for loop in loops if not hasattr(loop, "generators"))
             if loops:
                 votes[Place(position.file, loops[-1].lineno)] += 1
@@ -422,15 +412,15 @@ def _longest_loop(samples: Samples, view: SourceView) -> Place | None:
     for look in samples.looks:
         if kind_of_library(look.stack):
             continue
-        whole += look.end_ns - look.begin_ns
+        whole += look.ns
         depth = 0
         for at in reversed(look.user):
             position = look.stack[at]
-            for loop in view.loops(position.file, position.first_line, position.line):
+            for loop in view.loops(position.file, position.line):
                 if hasattr(loop, "generators"):
                     continue
                 place = Place(position.file, loop.lineno)
-                spent[place] += look.end_ns - look.begin_ns
+                spent[place] += look.ns
                 outer.setdefault(place, depth)
                 depth += 1
     best = max(spent.values(), default=0)
@@ -524,9 +514,9 @@ def run_account(samples: Samples, loop: SampledLoop | None) -> RunAccount:
             )
         names = {"torchtriage": "recording", "imports": "other imports"}
         kind = names.get(kind, kind)
-        parts[kind] += look.end_ns - look.begin_ns
+        parts[kind] += look.ns
         if look.user and kind not in ("recording", "the loop"):
-            outside.setdefault(line_of(look.stack[look.user[0]]), Counter())[kind] += look.end_ns - look.begin_ns
+            outside.setdefault(line_of(look.stack[look.user[0]]), Counter())[kind] += look.ns
     whole = samples.ended_ns - samples.process_started_ns
     known = sum(parts.values())
     if whole > known:

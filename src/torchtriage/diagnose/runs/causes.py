@@ -136,7 +136,6 @@ CAUSES: tuple[Cause, ...] = (
             "https://docs.pytorch.org/docs/stable/distributions.html",
         ),
         r"^torch/distributions/(constraints\.py:|distribution\.py:(Distribution\.)?(__init__|_validate_sample)$)",
-        gain=(0.6, 1.0),
         looks="``torch.distributions`` makes a ``Categorical``, ``Normal`` or another distribution in the step, whose"
         " constructor tests each parameter (and ``log_prob`` each value) against a constraint.",
         slow="each test is several operators and a read of their result, which on a device waits for all before it; of"
@@ -183,7 +182,7 @@ CAUSES: tuple[Cause, ...] = (
         Fix("Make it once before the loop and use it again.", "model = Net().to(device)  # before the loop"),
         r"^torch/nn/init\.py:|^torch/nn/modules/(?!module\.py)[^:]*:.*\.(__init__|reset_parameters)$"
         r"|^torch/optim/[^:]*:.*__init__$|^torch/utils/data/(dataloader|sampler)\.py:\w+\.__init__$"
-        r"|^torch/optim/lr_scheduler\.py:.*__init__$|^transformers/.*:.*from_pretrained$",
+        r"|^transformers/.*:.*from_pretrained$",
         gain=(0.8, 1.0),
         looks="a module, an optimizer, a loader or a pool is constructed inside the step.",
         slow="weights are drawn anew, memory is allocated, state and caches are lost.",
@@ -231,7 +230,6 @@ CAUSES: tuple[Cause, ...] = (
         "pandas",
         Fix("Convert the columns to tensors once before the loop and index those."),
         r"^(pandas|polars|pyarrow)/",
-        gain=(0.6, 1.0),
         looks="pandas below a line that every step runs.",
         slow="each access to a row or a cell of a frame makes Python objects.",
         leave="it is one vectorised call.",
@@ -312,7 +310,7 @@ CAUSES: tuple[Cause, ...] = (
             'images = np.load("images.npy", mmap_mode="r")  # written once: reading it parses nothing\n'
             'log = open(path, "a")  # once, before the loop',
         ),
-        r"^(tempfile|shutil|pathlib|glob|fnmatch|zipfile|tarfile|fileinput|codecs|os|genericpath|posixpath)\.py:|^numpy/lib/(_?npyio|format|_?format)|^h5py/"
+        r"^(tempfile|shutil|pathlib|glob|fnmatch|zipfile|tarfile|fileinput|codecs|os|genericpath|posixpath)\.py:|^numpy/lib/_?(npyio|format)|^h5py/"
         r"|^(sqlite3|dbm|shelve)|^importlib/resources",
         _names(
             "open write writelines flush fsync fdatasync read readline readlines close unlink os.remove os.rename"

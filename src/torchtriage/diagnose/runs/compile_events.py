@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 from torchtriage.compile.logs import formatting
 from torchtriage.compile.logs.join import join
@@ -27,8 +27,6 @@ BREAK, RECOMPILE = "CMP030", "CMP031"
 """The trace's patterns of the same things."""
 LOGGED = "compile_log"
 N_NAMED = 3
-
-Judged = TypeVar("Judged", Result, JobResult)
 
 
 def read_compiled(recording: Recording, light: Trace | None) -> tuple[CompileResult | None, str]:
@@ -135,15 +133,14 @@ def _event(
     )
 
 
-def named(result: Judged, compiled: CompileResult | None) -> Judged:
+def named(result: Result, compiled: CompileResult | None) -> Result:
     """Return the result with the log's causes, lines and fixes in the trace's findings of them.
 
     Their costs stay the trace's, over all breaks or all compilations of one function.
     """
     if compiled is None:
         return result
-    findings = tuple(_named(finding, compiled) for finding in result.findings)
-    return replace(result, findings=findings)
+    return replace(result, findings=tuple(_named(finding, compiled) for finding in result.findings))
 
 
 def _named(finding: Finding, compiled: CompileResult) -> Finding:
@@ -151,10 +148,8 @@ def _named(finding: Finding, compiled: CompileResult) -> Finding:
         breaks = [graph_break for graph_break in compiled.breaks if graph_break.trace is not None]
         if breaks:
             return _with(finding, [*map(_of_break, breaks)], breaks[0].stack)
-    if finding.code == RECOMPILE:
-        again = _same(finding, compiled.recompiles)
-        if again:
-            return _with(finding, [*map(_of_recompile, again)], finding.place.stack)
+    if finding.code == RECOMPILE and (again := _same(finding, compiled.recompiles)):
+        return _with(finding, [*map(_of_recompile, again)], finding.place.stack)
     return finding
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torchtriage.core.finding import Cost, Finding, Fix, Frame, Place, Severity
+from torchtriage.core.finding import Cost, Finding, Fix, Frame, Place
 from torchtriage.core.names import file_name
 from torchtriage.core.units import format_count, format_ms
 from torchtriage.diagnose.runs.compile_events import BREAK, LOGGED, RECOMPILE, event_line
+from torchtriage.diagnose.runs.costs import severity_of
 from torchtriage.diagnose.runs.result import CompileEvent, WatchedCompile
 from torchtriage.diagnose.runs.source_view import SourceView
 
@@ -75,7 +76,8 @@ def _recompiled(event: CompileEvent, run_ms: float, view: SourceView, follow: li
     if frame is not None and call:
         made = Frame(frame.file, call[0], "", exact=True, called="torch.compile", lines=call)
         # a guard on a shape comes from how it was compiled; one on a value from the line that reads it
-        frame, stack = (frame, (frame, made)) if _by_value(event) else (made, (made, frame))
+        of_shape = event.what.startswith(("size", "stride", "rank", "dtype"))
+        frame, stack = (made, (made, frame)) if of_shape else (frame, (frame, made))
     limit = "; the recompile limit is reached, and later calls run uncompiled" if event.limit else ""
     cost = None
     if run_ms:
@@ -98,7 +100,7 @@ def _recompiled(event: CompileEvent, run_ms: float, view: SourceView, follow: li
         name="compile-recompile",
         family="compile",
         title="Compiled code is recompiled again and again",
-        severity=_severity(share, event.limit),
+        severity="high" if event.limit else severity_of(share, 1.0),
         certainty="certain",
         message=f"{event.function or 'a function'} is compiled again {format_count(event.count, 'time')}, because"
         f" {event.what} changes: {format_ms(event.total_ms)} of the run{limit}",
@@ -109,16 +111,6 @@ def _recompiled(event: CompileEvent, run_ms: float, view: SourceView, follow: li
         n_events=event.count,
         also_explains=tuple(sorted({finding.code for finding in follow})) if event.limit else (),
     )
-
-
-def _by_value(event: CompileEvent) -> bool:
-    return not event.what.startswith(("size", "stride", "rank", "dtype"))
-
-
-def _severity(share: float, limit: bool) -> Severity:
-    if limit or share >= 0.10:
-        return "high"
-    return "medium" if share >= 0.03 else "low"
 
 
 def _broken(event: CompileEvent) -> Finding:

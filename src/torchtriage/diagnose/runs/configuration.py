@@ -74,9 +74,8 @@ def configuration(
     recording: Recording, samples: Samples, loop: SampledLoop | None, view: SourceView, step_ms: float
 ) -> Iterator[Finding]:
     """Yield what is wrong with the set-up of a run; ``step_ms`` is what costs are of."""
-    files = sorted({position.file for look in samples.looks for position in look.stack if not position.library})
     if recording.measured.get("ended") == BUSY:
-        frame = _made(view, files, ("profile",))
+        frame = _made(view, samples.files, "profile")
         if frame is not None:  # with a schedule it records a few steps
             what = "the script's own profiler runs over the loop, and keeps what it records"
             yield _finding(PROFILED, what, frame, None)
@@ -90,7 +89,7 @@ def configuration(
         yield _finding(
             THREADS,
             f"torch uses {format_count(threads, 'thread')} on {format_count(cores, 'core')}",
-            _made(view, files, ("set_num_threads",)),
+            _made(view, samples.files, "set_num_threads"),
             share_cost(low, high, step_ms, high, "share of the step in operators", loop, "C"),
             certainty="certain",
         )
@@ -124,11 +123,10 @@ def _subnormal(recording: Recording, loop: SampledLoop, view: SourceView, step_m
         return  # what is computed of it holds some, too
 
 
-def _made(view: SourceView, files: list[str], names: tuple[str, ...]) -> Frame | None:
+def _made(view: SourceView, files: list[str], name: str) -> Frame | None:
     for file in files:
-        for name in names:
-            if lines := view.made(name, file, without="schedule"):
-                return Frame(file, lines[0], "", exact=True, called=name, lines=lines[:1])
+        if lines := view.made(name, file, without="schedule"):
+            return Frame(file, lines[0], "", exact=True, called=name, lines=lines[:1])
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 from torchtriage.core.names import file_name
-from torchtriage.diagnose.runs.account import SampledLoop, Seen, line_of
+from torchtriage.diagnose.runs.account import SampledLoop, line_of
 from torchtriage.diagnose.runs.result import FlameBar, StepAccount
 
 MIN_SHARE, DEEPEST, N_BELOW = 0.004, 20, 4
@@ -61,17 +61,8 @@ def _stacks(loop: SampledLoop) -> Counter[Stack]:
     found: Counter[Stack] = Counter()
     for item in loop.seen:
         if item.kind != "torchtriage":
-            found[_names(item)] += item.weight_ns
+            places = map(line_of, reversed(item.chain))
+            user = (f"{function} {file_name(file)}:{line}" for file, function, line in places)
+            below = [position.of_module for position in reversed(item.look.below)][:N_BELOW]
+            found[(*user, *below) or ("unknown",)] += item.weight_ns
     return found
-
-
-def _names(item: Seen) -> Stack:
-    user = []
-    for position in reversed(item.chain):
-        file, function, line = line_of(position)
-        user.append(f"{function} {file_name(file)}:{line}")
-    below = []
-    for position in list(reversed(item.look.below))[:N_BELOW]:
-        module = position.library.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        below.append(f"{module}.{position.name}")
-    return (*user, *below) or ("unknown",)

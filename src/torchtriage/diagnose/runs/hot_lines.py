@@ -10,7 +10,7 @@ from statistics import median
 from torchtriage.core.finding import Certainty, Finding, Fix, Frame, Place, rank_order
 from torchtriage.core.names import file_name
 from torchtriage.core.trace import Trace
-from torchtriage.core.units import format_count, format_ms, format_share
+from torchtriage.core.units import format_count, format_ms
 from torchtriage.diagnose.runs.account import (
     EITHER,
     OPERATORS,
@@ -76,7 +76,7 @@ HOT_OPERATOR_LINES = replace(
 )
 HOT_FORWARD = replace(HOT_OPERATOR_LINES, title="One line of a module takes a large part of the step")
 LEAST = {HOT_LINE: HOT_SHARE, HOT_OPERATOR_LINES: HOT_OPERATORS, HOT_FORWARD: HOT_IN_MODEL}
-UNNAMED = (HOT_LINE, HOT_OPERATOR_LINES, HOT_FORWARD)
+UNNAMED = tuple(LEAST)
 GROWING = Cause(
     "HST106",
     "history-in-step",
@@ -100,6 +100,8 @@ WAITS, OWN, AS_FAST, ENOUGH = 0.1, 0.5, 0.5, 0.1
 """Of a step, the wait for a device from which on steps may grow by it; of the growth, what must be the host's own then;
 or how fast the recorded work must grow, beside the steps; and what other lines must take to tell of the machine."""
 MAX_STACK = 6
+_MODEL = ("torch/nn/modules/module.py", "torch/autograd/", "torch/optim/", "torch/_dynamo/", "torch/utils/data/")
+"""A module, a backward pass, an optimizer or a loader: what a step is for."""
 BEYOND = 1.2
 """Times what a line takes: a high end above it needs a word."""
 
@@ -143,8 +145,9 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
         if item.cause is None:
             parts = loop.parts(item)
             operators = parts.get(OPERATORS, 0.0)
-            if operators > 0 and not _of_the_model(item):
-                inside = _in_forward(item)
+            if operators > 0 and not any(position.library.startswith(_MODEL) for position in item.look.below):
+                # of a module's own forward
+                inside = any(position.library == _MODEL[0] for position in item.look.stack)
                 hot = (OPERATORS, inside, *line_of(item.chain[0])[:2])
                 group = groups.setdefault(hot, _Group(HOT_FORWARD if inside else HOT_OPERATOR_LINES, (0.0, 1.0)))
                 _count(group, item, item.weight_ns * operators, operators)
@@ -227,31 +230,10 @@ def _count(group: _Group, item: Seen, weight: float, part: float) -> None:
     group.n_looks += part
     group.lines[line] += round(weight)
     group.examples.setdefault(line, item)
-    group.words[line, item.call or _entry(item)] += round(weight)
+    entry = item.look.below[-1].of_module if item.look.below else ""
+    group.words[line, item.call or entry] += round(weight)
     if len(item.chain) > 1:
         group.callers[item.chain[1]] += round(weight)
-
-
-_MODEL = ("torch/nn/modules/module.py", "torch/autograd/", "torch/optim/", "torch/_dynamo/", "torch/utils/data/")
-
-
-def _of_the_model(item: Seen) -> bool:
-    """Whether a line has called a module, a backward pass, an optimizer or a loader: what a step is for."""
-    return any(position.library.startswith(_MODEL) for position in item.look.below)
-
-
-def _in_forward(item: Seen) -> bool:
-    """Whether a line is of a module's own forward."""
-    return any(position.library == _MODEL[0] for position in item.look.stack)
-
-
-def _entry(item: Seen) -> str:
-    """Return the name of the library function that the user's line has called."""
-    if not item.look.below:
-        return ""
-    position = item.look.below[-1]
-    module = position.library.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return f"{module}.{position.name}"
 
 
 def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: SampledLoop) -> Finding:
@@ -264,13 +246,8 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
     high = min((share + error) * high_gain, 1.0)
     calls = [word for (at, word), _ in group.words.most_common() if at == line]
     called = calls[0] if calls else ""
-    frames = tuple(
-        Frame(position.file, position.line, line_of(position)[1], exact=True, lines=(position.line,))
-        for position in item.chain[:MAX_STACK]
-    )
     frame = Frame(file, line, function, exact=True, called=called, lines=(line,))
-    whole = f"{format_ms(step_ms)} per {'step' if loop.n_steps else 'loop'}"
-    took = f"{format_ms(share * step_ms)} of {whole} ({format_share(share)})"
+    took = loop.took(share, step_ms)
     evidence = {
         "share_of_step": round(share, 6),
         "share_error": round(error, 6),
@@ -295,11 +272,17 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
         severity="note" if group.cause in UNNAMED[1:] else severity_of(low, high),
         certainty=_certainty(group),
         message=message,
-        place=Place(frame=frame, stack=frames),
+        place=Place(frame=frame, stack=_stack(item)),
         cost=cost,
         evidence=evidence,
         n_events=round(group.n_looks),
     )
+
+
+def _stack(item: Seen) -> tuple[Frame, ...]:
+    """Return the user's frames of a look, innermost first."""
+    places = map(line_of, item.chain[:MAX_STACK])
+    return tuple(Frame(file, line, function, exact=True, lines=(line,)) for file, function, line in places)
 
 
 def _message(group: _Group, function: str, file: str, took: str, called: str) -> str:
@@ -314,12 +297,9 @@ def _message(group: _Group, function: str, file: str, took: str, called: str) ->
         lines += _of_another(group.loop_file, file)
         kind = "element by element" if group.gain[0] > 0.5 else "in Python"
         return f"a loop {kind} ({lines}) takes {took} in {at}{by}"
-    if group.cause in UNNAMED:
-        what = f"{called}()" if called else group.cause.what.capitalize()
-        takes = "take" if what == "Operators" else "takes"
-        return f"{what} {takes} {took} in {at}{by}"
-    what = f"{called}()" if called else group.cause.what
-    return f"{what} takes {took} in {at}{by}"
+    what = group.cause.what.capitalize() if group.cause in UNNAMED else group.cause.what
+    what = f"{called}()" if called else what
+    return f"{what} {'take' if what == 'Operators' else 'takes'} {took} in {at}{by}"
 
 
 def _of_another(file: str, named: str) -> str:
@@ -330,11 +310,8 @@ def _of_another(file: str, named: str) -> str:
 def _certainty(group: _Group) -> Certainty:
     if group.cause in UNNAMED:
         return "hint"
-    return (
-        "likely"
-        if group.cause in (PYTHON_LOOP, READ_AHEAD, SAME_OR_ANOTHER) or not group.cause.gain[0] or not group.known
-        else "certain"
-    )
+    doubtful = group.cause in (PYTHON_LOOP, READ_AHEAD, SAME_OR_ANOTHER) or not group.cause.gain[0]
+    return "likely" if doubtful or not group.known else "certain"
 
 
 # -- the steps together ------------------------------------------------------------------------------
@@ -381,12 +358,7 @@ def growing_step(loop: SampledLoop, samples: Samples, step_ms: float, traces: Se
             certainty="likely",
             message=f"a step takes {format_ms(parts[0] / 1e6)} at first and {format_ms(parts[2] / 1e6)} at last, over"
             f" {format_count(len(times), 'step')}; what grows is in {function}, {file_name(file)}:{line}",
-            place=Place(
-                frame=frame,
-                stack=tuple(
-                    Frame(p.file, p.line, line_of(p)[1], exact=True, lines=(p.line,)) for p in item.chain[:MAX_STACK]
-                ),
-            ),
+            place=Place(frame=frame, stack=_stack(item)),
             cost=share_cost(low, high, step_ms, grown, "mean step against one before anything has grown", loop, "C"),
             evidence={"first_ms": round(parts[0] / 1e6, 6), "last_ms": round(parts[2] / 1e6, 6), "steps": len(times)},
         ),

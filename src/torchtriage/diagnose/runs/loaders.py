@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from torchtriage.core.finding import Finding, Fix, Frame, Place
 from torchtriage.core.names import file_name
-from torchtriage.core.units import format_ms, format_share
 from torchtriage.diagnose.lint.base import lookup
 from torchtriage.diagnose.runs.account import STARTS_WORKERS, SampledLoop
 from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_looks, severity_of, share_cost
@@ -53,7 +52,6 @@ def restarted_workers(loop: SampledLoop, step_ms: float) -> Iterator[Finding]:
     low, high = 0.8 * max(share - error, 0.0), min(share + error + loop.waiting_share, 1.0)
     position = max(inside, key=lambda item: item.weight_ns).chain[0]
     frame = Frame(position.file, position.line, position.name, exact=True, lines=(position.line,))
-    whole = f"{format_ms(step_ms)} per {'step' if loop.n_steps else 'loop'}"
     yield Finding(
         code=rule.code,
         name=rule.name,
@@ -61,8 +59,8 @@ def restarted_workers(loop: SampledLoop, step_ms: float) -> Iterator[Finding]:
         title=rule.title,
         severity=severity_of(low, high),
         certainty="certain",
-        message=f"starting and ending loader workers takes {format_ms(share * step_ms)} of {whole}"
-        f" ({format_share(share)}), iterated at {file_name(position.file)}:{position.line}",
+        message=f"starting and ending loader workers takes {loop.took(share, step_ms)}, iterated at"
+        f" {file_name(position.file)}:{position.line}",
         place=Place(frame=frame, stack=(frame,)),
         cost=share_cost(low, high, step_ms, share, "share of looks at the stack", loop, "B"),
         evidence={"share_of_step": round(share, 6), "looks": len(inside)},

@@ -172,12 +172,10 @@ def join_findings(light: Judged, heavy: Judged) -> tuple[Finding, ...]:
         theirs = [finding for finding in heavy.findings if finding.code == code]
         if not theirs:
             out += [finding for finding in ours if code not in heavy.checked or _seldom(finding, light)]
-        elif not ours:
-            sure = code not in light.checked
+        elif not ours or _kinds(ours).isdisjoint(_kinds(theirs)):  # where both are, stacks have shown another fault
+            sure = bool(ours) or code not in light.checked
             added = [finding for finding in theirs if sure or finding.certainty == "certain"]
-            out += [_on_light_clock(_heavy_only(item), []) for item in added]
-        elif _kinds(ours).isdisjoint(_kinds(theirs)):  # stacks have shown another fault
-            out += [_on_light_clock(_heavy_only(finding), []) for finding in theirs]
+            out += [_on_light_clock(_heavy_only(finding), []) for finding in added]
         else:
             for some_ours, some_theirs in _groups(ours, theirs):
                 merged = _shared(some_ours, some_theirs) if some_ours else [_heavy_only(their) for their in some_theirs]

@@ -55,9 +55,12 @@ def host_shares(trace: Trace | None) -> HostShares | None:
         return None
     judged = trace.steps.host_judged
     whole = max(intervals.length(judged), 1)
-    ours = _lanes(trace)
+    ops = trace.kind == Kind.OP
+    passes = ops & trace.matching(f"^{BACKWARD_NODE}")
+    # of the loop's thread, or of one that backward passes run on
+    ours = np.isin(trace.lane, np.append(trace.lane[passes], trace.steps.lane))
     # what autograd's threads run at other times than the loop's is not seen on its lane
-    working = ((trace.kind == Kind.OP) & (trace.lane == trace.steps.lane)) | _passes(trace)
+    working = (ops & (trace.lane == trace.steps.lane)) | passes
     operators = trace.time_of(np.flatnonzero(working))
     results, queue = _waiting(trace, ours) if trace.devices else (intervals.EMPTY, intervals.EMPTY)
 
@@ -84,16 +87,6 @@ def long_operators(trace: Trace | None) -> float:
     rows = ops[innermost & (trace.dur_ns[ops] >= LONG_NS) & ~trace.matching(_PRODUCT)[ops]]
     judged = trace.steps.host_judged
     return intervals.length(intervals.intersect(trace.spans_of(rows), judged)) / max(intervals.length(judged), 1)
-
-
-def _passes(trace: Trace) -> Mask:
-    return (trace.kind == Kind.OP) & trace.matching(f"^{BACKWARD_NODE}")
-
-
-def _lanes(trace: Trace) -> Mask:
-    """Return bool[rows]: of the loop's thread, or of one that backward passes run on."""
-    lanes = np.unique(np.append(trace.lane[_passes(trace)], trace.steps.lane))
-    return np.isin(trace.lane, lanes)
 
 
 def _waiting(trace: Trace, ours: Mask) -> tuple[Spans, Spans]:

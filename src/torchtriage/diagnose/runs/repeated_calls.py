@@ -11,7 +11,7 @@ from typing import Any
 from torchtriage.core.finding import Finding, Fix, Frame, Place
 from torchtriage.core.names import file_name
 from torchtriage.core.record.call_probe import ProbedCall
-from torchtriage.core.units import format_ms, format_share
+from torchtriage.core.units import format_share
 from torchtriage.diagnose.lint.base import lookup
 from torchtriage.diagnose.runs.account import SampledLoop, Seen
 from torchtriage.diagnose.runs.costs import counting_error, severity_of, share_cost
@@ -133,9 +133,11 @@ def _finding(
     file, called_at = _called_from(call, inside)
     at = Frame(file, called_at[0], "", exact=True, called=name, lines=called_at)
     inner = Frame(hottest.file, hottest.line, hottest.name, exact=True, lines=(hottest.line,))
-    whole = f"{format_ms(step_ms)} per {'step' if loop.n_steps else 'loop'}"
     again = "all" if part > 0.99 else format_share(part)
     where = f"{file_name(file)}:{', '.join(map(str, sorted(called_at)))}"
+    equal = "it had inputs and results equal to an earlier call's"
+    if of_rows:
+        equal = "the rows of its input had equal results in an earlier call"
     return Finding(
         code=entry.rule.code,
         name=entry.rule.name,
@@ -143,12 +145,7 @@ def _finding(
         title=entry.rule.title,
         severity=severity_of(low, high),
         certainty="likely",
-        message=f"{name}() takes {format_ms(share * step_ms)} of {whole} ({format_share(share)}), called from {where};"
-        + (
-            f" {again} of the rows of its input had equal results in an earlier call"
-            if of_rows
-            else f" {again} of it had inputs and results equal to an earlier call's"
-        ),
+        message=f"{name}() takes {loop.took(share, step_ms)}, called from {where}; {again} of {equal}",
         place=Place(frame=at, stack=(at, inner)),
         cost=share_cost(low, high, step_ms, share, "compared calls, and their share of looks at the stack", loop, "B"),
         evidence={

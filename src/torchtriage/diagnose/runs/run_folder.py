@@ -81,8 +81,7 @@ def find_recordings(out: Path) -> list[Recording]:
             name: fact for name, fact in _read(path).items() if isinstance(fact, FACTS.get(name, object))
         }
         folder = out / str(facts.get("folder") or "-")
-        files = [folder / name for name in (LIGHT_FILE, HEAVY_FILE)]
-        files.append(folder / SNAPSHOT_FILE)
+        files = [folder / name for name in (LIGHT_FILE, HEAVY_FILE, SNAPSHOT_FILE)]
         light, heavy, snapshot = (file if file.exists() else None for file in files)
         memory = _report(folder / MEMORY_FILE)
         measured = _read(folder / RECORDING_FILE)
@@ -234,13 +233,11 @@ def why_nothing(out: Path, recordings: list[Recording], exit_code: int | None = 
 
 def _why_no_step(recordings: list[Recording], looped: list[Recording]) -> tuple[str, str]:
     """Return why processes that imported torch have no recording, and what to try; ``looped`` : those with a loop."""
+    longer = "let it run longer: timing and recording take about 40 steps"
     if not looped:
         steps = sum(int(recording.facts.get("n_optimizer_steps") or 0) for recording in recordings)
         if steps:
-            return (
-                f"the script ended after {steps} optimizer step{'s' * (steps > 1)}",
-                "let it run longer: timing and recording take about 40 steps",
-            )
+            return f"the script ended after {steps} optimizer step{'s' * (steps > 1)}", longer
         return (
             "no loop was found: no optimizer stepped, no module was called again, and no"
             " DataLoader was iterated for long",
@@ -251,7 +248,6 @@ def _why_no_step(recordings: list[Recording], looped: list[Recording]) -> tuple[
         return (f"nothing was recorded: {ended}", "take its profiler out, or torchtriage analyze what that writes")
     if failures := looped[0].measured.get("failures"):
         return f"nothing was recorded: {next(iter(failures))}", "report it, with torch's version"
-    longer = "let it run longer: timing and recording take about 40 steps"
     if ended and ended not in ("exit", "complete"):
         return f"nothing was recorded: {ended}", longer
     return "the loop was over before any step was recorded", longer

@@ -236,7 +236,7 @@ def _of_the_loop(
         return replace(finding, cost=of_looks(cost, collecting / 2, collecting, step_ms, "time in the collector"))
     frame = finding.place.frame
     if finding.code == ROWS and frame is not None:
-        loops = {around for line in (frame.lines or (frame.line,)) for around in view.loops(frame.file, 0, line)[-1:]}
+        loops = {around for line in (frame.lines or (frame.line,)) for around in view.loops(frame.file, line)[-1:]}
         if loops and all(map(sequential, loops)):
             return None
         share = loop.share_inside({(frame.file, inner.lineno) for inner in loops})
@@ -312,7 +312,7 @@ def _inner_loops(findings: Sequence[Finding], view: SourceView) -> tuple[Finding
         frame = rows.place.frame
         if frame is None or rows.cost is None:
             continue
-        loops = {around for line in (frame.lines or (frame.line,)) for around in view.loops(frame.file, 0, line)[-1:]}
+        loops = {around for line in (frame.lines or (frame.line,)) for around in view.loops(frame.file, line)[-1:]}
         for at, inner in enumerate(out):
             if inner.code != PYTHON_LOOP.code or inner.cost is None or 2 * inner.cost.high_ms < rows.cost.high_ms:
                 continue

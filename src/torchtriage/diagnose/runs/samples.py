@@ -62,6 +62,12 @@ class Position:
         """The function's own name, without those around it."""
         return self.function.rpartition(".")[2]
 
+    @property
+    def of_module(self) -> str:
+        """The function's own name behind that of its library's module."""
+        module = self.library.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        return f"{module}.{self.name}"
+
 
 Stack: TypeAlias = tuple[Position, ...]
 """Frames of one thread, innermost first."""
@@ -137,6 +143,11 @@ class Samples:
     """What ended the sampling early, or could not be written."""
 
     @cached_property
+    def files(self) -> list[str]:
+        """The user's files that the looks went through, by name."""
+        return sorted({position.file for look in self.looks for position in look.stack if not position.library})
+
+    @cached_property
     def steady(self) -> tuple[Step, ...]:
         """The steps to judge by: without the profiler, and without the first of a longer loop."""
         bare = [step for step in self.steps if not step.recorded]
@@ -154,7 +165,11 @@ class Samples:
 
         Those under the profiler count, where they are long among their own, but are not among what is returned.
         """
-        compiling = [look.begin_ns for look in self.looks if any(map(_compiles, look.stack))]
+        compiling = [
+            look.begin_ns
+            for look in self.looks
+            if any(position.library.startswith("torch/_dynamo/convert_frame") for position in look.stack)
+        ]
         some = self.steps[1:]
         long: list[Step] = []
         for recorded in (False, True):
@@ -183,10 +198,6 @@ def read_samples(path: Path, roots: Sequence[str] = ()) -> Samples | None:
         return _samples(facts, roots)
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None
-
-
-def _compiles(position: Position) -> bool:
-    return position.library.startswith("torch/_dynamo/convert_frame")
 
 
 def shortened(file: str, roots: Sequence[str]) -> str:

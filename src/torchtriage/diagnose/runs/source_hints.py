@@ -65,19 +65,14 @@ def with_source(
     out = list(findings)
     needless = RECORDED & frozenset(judged) - {finding.code for finding in out}
     if not on_device:
-        needless |= _of_devices()
-    ran = {
-        (position.file, line_function)
-        for look in samples.looks
-        for position in look.stack
-        if not position.library
-        for line_function in (position.name,)
-    }
-    files = sorted({file for file, _ in ran})[:MAX_FILES]
+        rules = [entry.rule for entry in catalogue()]
+        needless |= {rule.code for rule in rules if rule.device or rule.family in ("sync", "comm")}
+    clocks = [entry.fix for entry in catalogue() if entry.rule.code == CLOCK]
     alone: dict[tuple[str, str, str], list[Finding]] = {}
-    for hint in _hints(files, folders):
+    for hint in _hints(samples.files[:MAX_FILES], folders):
         frame = hint.place.frame
-        if frame is None or hint.code in needless or (not on_device and _waits_for_device(hint)):
+        of_clock = hint.code == CLOCK and hint.fix in clocks
+        if frame is None or hint.code in needless or (of_clock and not on_device):
             continue
         same = [finding for finding in out if finding.code == hint.code]
         at = next((finding for finding in same if _one_place(finding, hint)), None)
@@ -93,8 +88,7 @@ def with_source(
             if known is not None and known.exact:
                 frame = replace(known, lines=frame.lines) if known.line in frame.lines else known
             place = replace(at.place, frame=frame)
-            certainty = "certain" if at.certainty != "certain" else at.certainty
-            out[out.index(at)] = replace(at, place=place, certainty=certainty)
+            out[out.index(at)] = replace(at, place=place, certainty="certain")
         elif not same or hint.severity != "note":
             alone.setdefault((hint.code, frame.file, frame.function), []).append(hint)
     for hints in alone.values():
@@ -136,7 +130,7 @@ def _around(finding: Finding, inner: Finding, view: SourceView) -> bool:
         (file_name(frame.file), loop.lineno)
         for frame in frames
         if frame is not None and frame.file.endswith(".py")
-        for loop in view.loops(frame.file, 0, frame.line)[:1]
+        for loop in view.loops(frame.file, frame.line)[:1]
     ]
     return len(outermost) == len(frames) and outermost[0] == outermost[1]
 
@@ -238,23 +232,13 @@ def _loops(finding: Finding, view: SourceView) -> set[tuple[str, int]]:
     frame = finding.place.frame
     if frame is None or not frame.file.endswith(".py"):
         return set()
-    return {(file_name(frame.file), loop.lineno) for loop in view.loops(frame.file, 0, frame.line)[-1:]}
+    return {(file_name(frame.file), loop.lineno) for loop in view.loops(frame.file, frame.line)[-1:]}
 
 
 @lru_cache(maxsize=1)
 def _says_more() -> dict[str, tuple[str, ...]]:
     """Return for each code of the source those that say less of the same lines."""
     return {entry.rule.code: entry.rule.over for entry in catalogue()}
-
-
-def _of_devices() -> frozenset[str]:
-    return frozenset(
-        entry.rule.code for entry in catalogue() if entry.rule.device or entry.rule.family in ("sync", "comm")
-    )
-
-
-def _waits_for_device(hint: Finding) -> bool:
-    return hint.code == CLOCK and hint.fix in [entry.fix for entry in catalogue() if entry.rule.code == CLOCK]
 
 
 def _hints(files: Sequence[str], folders: Sequence[str]) -> list[Finding]:

@@ -140,7 +140,7 @@ class SourceView:
             return None
         named = call.args[:1] or [keyword.value for keyword in call.keywords]
         named += [call.func.value] if isinstance(call.func, ast.Attribute) else []
-        loops = self.loops(position.file, position.first_line, position.line)
+        loops = self.loops(position.file, position.line)
         behind = self._behind(named, loops, position)
         inner = loops[next((at for at, loop in enumerate(loops) if loop.lineno == steps), 0) :]
         named_anew = inner and all(behind.keys() & self._turning(loop, position) for loop in inner)
@@ -193,7 +193,7 @@ class SourceView:
         known: dict[str, bool] = {}
         scopes = [node for node in self._around(position.file, position.line) if isinstance(node, _SCOPES)]
         others = [span for scope in scopes[-1:] for span in _other_branches(scope, position.line)]
-        loops = self.loops(position.file, position.first_line, position.line)
+        loops = self.loops(position.file, position.line)
         begin, end = (loops[0].lineno, loops[0].end_lineno or 0) if loops else (position.line, 0)
         for scope in scopes:
             for name in _parameters(scope):
@@ -222,25 +222,19 @@ class SourceView:
 
     def calls(self, name: str, file: str) -> tuple[int, ...]:
         """Return the lines on which a file uses a name such as ``torch.compile``, decorators and partials included."""
-        nodes = self._nodes(file)
-        return tuple(
-            sorted({node.lineno for node in nodes if isinstance(node, ast.Attribute) and dotted(node) == name})
-        )
+        uses = (node for node in self._nodes(file) if isinstance(node, ast.Attribute) and dotted(node) == name)
+        return tuple(sorted({node.lineno for node in uses}))
 
     def _made(self, name: str, file: str, without: str = "") -> tuple[int, ...]:
         """Return the lines on which a file calls something of this name, ``without`` an argument of that name."""
-        nodes = self._nodes(file)
-        return tuple(
-            sorted(
-                {
-                    node.lineno
-                    for node in nodes
-                    if isinstance(node, ast.Call)
-                    and dotted(node.func).rpartition(".")[2] == name
-                    and not any(keyword.arg == without for keyword in node.keywords)
-                }
-            )
-        )
+        lines = {
+            node.lineno
+            for node in self._nodes(file)
+            if isinstance(node, ast.Call)
+            and dotted(node.func).rpartition(".")[2] == name
+            and not any(keyword.arg == without for keyword in node.keywords)
+        }
+        return tuple(sorted(lines))
 
     def readers(self, file: str, line: int) -> set[int]:
         """Return the lines of the statements that read, in the same function, what the statement at a line assigns."""
@@ -260,10 +254,9 @@ class SourceView:
 
     def options(self, name: str, file: str) -> tuple[int, ...]:
         """Return the lines on which a file passes True as the argument of this name."""
-        nodes = self._nodes(file)
         return tuple(
             node.value.lineno
-            for node in nodes
+            for node in self._nodes(file)
             if isinstance(node, ast.keyword)
             and node.arg == name
             and isinstance(node.value, ast.Constant)
@@ -277,7 +270,7 @@ class SourceView:
         """
         nodes = self._nodes(file)
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and _begins(node) == first_line]
-        return not functions or any(_changes_state(function) for function in functions)
+        return not functions or any(map(_changes_state, functions))
 
     def _around(self, file: str, line: int, column: int | None = None) -> Iterator[ast.AST]:
         """Yield the nodes around a line, or around a column of it, outermost first."""
@@ -294,16 +287,14 @@ class SourceView:
                 None,
             )
 
-    def _loops(self, file: str, first_line: int, line: int) -> tuple[Loop, ...]:
+    def _loops(self, file: str, line: int) -> tuple[Loop, ...]:
         """Return the loops of the function that a line stands in, which repeat it; outermost first."""
         found: list[Loop] = []
         for node in self._around(file, line):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 found.clear()
-            elif isinstance(node, ast.For | ast.AsyncFor):
+            elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
                 # the iterable of a loop runs once, but what it yields is fetched in each round
-                found.append(node)
-            elif isinstance(node, ast.While):
                 found.append(node)
         return (*found, *self._comprehensions(file, line))
 
@@ -326,11 +317,8 @@ class SourceView:
 
     def _statement(self, file: str, line: int, column: int | None = None) -> ast.stmt | None:
         """Return the innermost statement that a line, or a column of it, belongs to."""
-        found = None
-        for node in self._around(file, line, column):
-            if isinstance(node, ast.stmt):
-                found = node
-        return found
+        around = list(self._around(file, line, column))
+        return next((node for node in reversed(around) if isinstance(node, ast.stmt)), None)
 
     def _call(self, position: Position) -> str:
         """Return the dotted name that the frame's instruction calls; empty where it calls nothing by name."""
@@ -446,8 +434,7 @@ def _writes(node: ast.expr) -> bool:
 
 
 def _changes_state(function: ast.FunctionDef) -> bool:
-    given = _parameters(function)
-    own = stored_names(function)
+    given, own = _parameters(function), stored_names(function)
     return any(_changes(node, given, own) for node in ast.walk(function))
 
 
@@ -479,6 +466,12 @@ def _set_by(node: ast.AST) -> list[tuple[ast.expr, ast.expr | None]]:
 def _begins(node: ast.AST) -> int:
     decorators = [decorator.lineno for decorator in getattr(node, "decorator_list", ())]
     return int(min([getattr(node, "lineno", 1 << 30), *decorators]))
+
+
+def _is_at(node: ast.expr, position: Position) -> bool:
+    """Whether a node is what the frame's instruction executes."""
+    place = position.line, position.column, position.end_line, position.end_column
+    return (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == place
 
 
 def _has_column(node: ast.AST, line: int, column: int) -> bool:

@@ -40,7 +40,8 @@ def _explains(cause: Finding, symptom: Finding) -> float:
         return 0.0
     if "look" not in spent.method or not spent.high_ms or not lost.high_ms:
         return 0.0
-    if symptom.code in THERE and not _at(cause) & _on_the_way(symptom):
+    on_the_way = {(file_name(frame.file), frame.line) for frame in symptom.place.stack}
+    if symptom.code in THERE and not _at(cause) & (_at(symptom) | on_the_way):
         return 0.0
     return min(spent.naive_ms / spent.of_ms / (lost.high_ms / lost.of_ms), 1.0)
 
@@ -48,10 +49,6 @@ def _explains(cause: Finding, symptom: Finding) -> float:
 def _at(finding: Finding) -> set[tuple[str, int]]:
     frame = finding.place.frame
     return {(file_name(frame.file), line) for line in (frame.line, *frame.lines)} if frame is not None else set()
-
-
-def _on_the_way(finding: Finding) -> set[tuple[str, int]]:
-    return _at(finding) | {(file_name(frame.file), frame.line) for frame in finding.place.stack}
 
 
 def _causes(causes: Sequence[tuple[Finding, float]]) -> str:

@@ -103,7 +103,7 @@ def _polls(look: Look, view: SourceView) -> bool:
     if look.user[:1] != (0,):
         return False
     position = look.stack[0]
-    around = view.loops(position.file, position.first_line, position.line)
+    around = view.loops(position.file, position.line)
     sleeps = view.call(position).rpartition(".")[2] == "sleep"
     return sleeps and any(map(_only_asks, around[-1:])) and not paced(position, view)
 

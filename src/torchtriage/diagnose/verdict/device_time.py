@@ -9,46 +9,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import Floats, Ints, Mask
+from torchtriage.core.arrays import Floats, Ints, Mask, distinct
 from torchtriage.core.intervals import Spans
 from torchtriage.core.names import short_name
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.captured_graphs import CapturedGraphs
 from torchtriage.core.trace.device import Device
-from torchtriage.core.trace.kernel_categories import CATEGORIES, categories
-from torchtriage.core.trace.roofline import Roofline, roofline, unchecked
+from torchtriage.core.trace.kernel_categories import CATEGORIES, Codes, categories
+from torchtriage.core.trace.roofline import Roofline, multiplying, roofline, unchecked
 from torchtriage.core.units import format_count, format_share
 from torchtriage.diagnose.verdict.kernel_lines import KernelLines
 from torchtriage.diagnose.verdict.launch_groups import Groups, grouped, named
-from torchtriage.diagnose.verdict.model_flops import model_flops
 from torchtriage.diagnose.verdict.options import CAPTURED, By
-from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow, RoofRates
+from torchtriage.diagnose.verdict.result import DeviceTime, DeviceTimeRow, ModelFlops, PeakShare, RoofRates
 
 N_ROWS = 50
 MOSTLY = 0.9
-"""Share of a row's counted kernel time whose work must be known."""
+"""Share of a row's counted kernel time, and of the time of all products, whose work must be known."""
 SOME = 0.005
 """Share of the busy time from which on a type's dense peak is one of the roofs."""
-
-
-class _Roof(NamedTuple):
-    """What :class:`DeviceTimeRow` says of a row's roof."""
-
-    of_peak: float | None = None
-    of_roof: float | None = None
-    roof: Literal["compute", "memory", ""] = ""
-    flop_per_byte: float | None = None
-    tflops: float | None = None
-
-
-_UNKNOWN = _Roof()
 
 
 def device_time(
@@ -140,7 +126,7 @@ class _Time:
         of_category = np.bincount(
             group * len(CATEGORIES) + self.category, weights=self.part_ns, minlength=n * len(CATEGORIES)
         ).reshape(n, -1)
-        roofs = self._roofs(group, n) if by in ("kernel", "operator") else [_UNKNOWN] * n
+        roofs = self._roofs(group, n) if by in ("kernel", "operator") else [{}] * n
         # rounded so that the rows still add up
         until = np.round(np.cumsum(np.append(0.0, whole))).astype(np.int64)
         ns: Ints = until[1:] - until[:-1]
@@ -154,7 +140,7 @@ class _Time:
                 share=round(int(ns[index]) / max(busy_ns, 1), 6),
                 n_launches=int(count[index]),
                 mean_ns=round(float(total[index]) / int(count[index]), 3) if count[index] else None,
-                **roofs[index]._asdict(),
+                **roofs[index],
                 lines=self.compiled.by_label.get(names[index], ()) if self.compiled and by == "line" else (),
             )
             for index in order[:N_ROWS]
@@ -171,7 +157,7 @@ class _Time:
             kernel_ns=trace.steps.judged_ns(self.device.compute),
             peak_unchecked=unchecked(self.device) if by in ("kernel", "operator") else "",
             captured=self._captured(by),
-            mfu=model_flops(self.device, self.category, self._roofline) if by == "category" else None,
+            mfu=_model_flops(self.device, self.category, self._roofline) if by == "category" else None,
             roofs=self._rates() if by in ("kernel", "operator") else None,
         )
 
@@ -189,11 +175,11 @@ class _Time:
         part_ns = np.bincount(which, weights=self.part_ns[at], minlength=len(rates))
         return RoofRates(line.peak.memory_tbps, tuple((rates[part_ns >= SOME * self.busy_ns] / 1e3).tolist()))
 
-    def _roofs(self, group: Ints, n: int) -> list[_Roof]:
-        """Return how near to its roof each group runs; None where too little of its time is known."""
+    def _roofs(self, group: Ints, n: int) -> list[dict[str, Any]]:
+        """Return what each row says of its roof, by field; nothing where too little of its time is known."""
         line = self._roofline
         if line is None:
-            return [_UNKNOWN] * n
+            return [{}] * n
         dur = self.device.trace.dur_ns[self.device.rows].astype(np.float64)
 
         def shares(ideal: Floats, counted: Mask) -> list[float | None]:
@@ -217,21 +203,15 @@ class _Time:
         of_peak, of_roof = shares(line.peak_ns, line.multiplies), shares(line.roof_ns, line.counted)
         everything, computes = total(line.roof_ns, line.counted), total(line.roof_ns, line.computes)
         flop, n_bytes, took = (total(values, line.multiplies) for values in (line.flop, line.n_bytes, dur))
-        return [
-            _UNKNOWN._replace(of_peak=of_peak[index])
-            if (share := of_roof[index]) is None
-            else _Roof(
-                of_peak[index],
-                share,
-                "compute" if 2 * computes[index] >= everything[index] else "memory",
-                *(
-                    (round(flop[index] / n_bytes[index], 3), round(flop[index] / took[index] / 1e3, 3))
-                    if flop[index]
-                    else (None, None)
-                ),
-            )
-            for index in range(n)
-        ]
+        rows: list[dict[str, Any]] = [{"of_peak": share} for share in of_peak]
+        for index, share in enumerate(of_roof):
+            if share is not None:
+                roof = "compute" if 2 * computes[index] >= everything[index] else "memory"
+                rows[index] |= {"of_roof": share, "roof": roof}
+            if share is not None and flop[index]:
+                rows[index]["flop_per_byte"] = round(flop[index] / n_bytes[index], 3)
+                rows[index]["tflops"] = round(flop[index] / took[index] / 1e3, 3)
+        return rows
 
     # -- what the rows of a table are ------------------------------------------------------------
 
@@ -268,3 +248,41 @@ class _Time:
 def _merged(group: Ints, names: list[str]) -> Groups:
     labels, merged = np.unique(np.array(names), return_inverse=True)
     return merged[group], labels.tolist()
+
+
+def _model_flops(device: Device, category: Codes, line: Roofline | None) -> ModelFlops | None:
+    """Return the MFU of a device's steady steps, or why it is not checked; None where nothing multiplies.
+
+    That is what they multiply, over what the device could multiply in their time. Every operation counts that it
+    carries out, a recomputed one as often as it runs (some call that HFU); what a causal mask hides does not count.
+    Each is held against the dense peak of the type it is computed in.
+    ``line`` : the roofs of the device, None where they are not known.
+    """
+    trace, steps = device.trace, device.trace.steps
+    begins = intervals.owner(steps.judged, trace.start_ns[device.rows]) >= 0
+    mask = begins & multiplying(device, category)
+    if not mask.any():
+        return None
+    if line is None:
+        return ModelFlops(unchecked=unchecked(device))
+    if not len(steps):
+        return ModelFlops(unchecked="the recording has no marks of steps")
+    flop, rate = line.flop, line.rate
+    dur = trace.dur_ns[device.rows].astype(np.float64)
+    # above its peak nothing runs: the operations were fewer (Winograd), or the type another
+    known = mask & (rate > 0) & (flop <= rate * (dur + trace.resolution_ns))
+    share = float(dur[known].sum() / max(dur[mask].sum(), 1.0))
+    if share < MOSTLY:
+        what = f"shapes and types are known for {format_share(share)} of the time of products and attention"
+        return ModelFlops(unchecked=f"{what}, {format_share(MOSTLY)} are needed")
+    at_peak_ns, total = float((flop[known] / rate[known]).sum()), float(flop[known].sum())
+    wall_ns = intervals.length(steps.judged)
+    if at_peak_ns > wall_ns:
+        return ModelFlops(unchecked="at the peak, the operations would take longer than the steps do")
+    peaks = [(each / 1e3, float(flop[known & (rate == each)].sum()) / total) for each in distinct(rate[known]).tolist()]
+    return ModelFlops(
+        share=round(at_peak_ns / wall_ns, 6),
+        flop=round(total / steps.n_steady),
+        step_ns=round(wall_ns / steps.n_steady),
+        peaks=tuple(PeakShare(round(tflops, 3), round(part, 6)) for tflops, part in reversed(peaks)),
+    )

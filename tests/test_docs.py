@@ -16,7 +16,7 @@ from torchtriage.cli.main import COMMANDS, cli
 from torchtriage.core import finding
 from torchtriage.core.trace.schema import COLUMNS
 from torchtriage.diagnose.patterns import catalogue
-from torchtriage.diagnose.verdict import clocks, doctor, left_out_steps, recorder_advice
+from torchtriage.diagnose.verdict import doctor, left_out_steps, recorder_advice
 
 DOCS = Path(build.__file__).parent
 PAGES = build.pages()
@@ -106,7 +106,7 @@ def note_codes() -> set[str]:
     """Return every first argument of a ``Note`` in the doctor's sources."""
     return {
         part.value
-        for module in (clocks, doctor, left_out_steps, recorder_advice)
+        for module in (doctor, left_out_steps, recorder_advice)
         for node in ast.walk(ast.parse(Path(module.__file__).read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Note"
         for part in ast.walk(node.args[0])

@@ -19,7 +19,6 @@ from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.trace.recorders import ROCPD, WAYS, XPLANE
 from torchtriage.core.trace.schema import LOADER_NAME, WORK_KINDS
 from torchtriage.core.units import format_count, format_ns, format_share, ms
-from torchtriage.diagnose.verdict.clocks import clocks
 from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
 from torchtriage.diagnose.verdict.recorder_advice import other_recorder, recorder_of
 from torchtriage.diagnose.verdict.result import MISSING_ROWS
@@ -563,6 +562,35 @@ def _stalled_launches(trace: Trace) -> NDArray[np.int64]:
     return slow[2 * busy < trace.dur_ns[slow]]
 
 
+def _clocks(trace: Trace) -> Iterator[Note]:
+    """Yield what the recording's times are too coarse for, or too far apart."""
+    if trace.resolution_ns >= 1000 and len(trace):
+        yield _coarse(trace)
+    for device in trace.devices:
+        if device.early_ns > trace.resolution_ns:
+            yield Note(
+                "early-clock",
+                "info",
+                f"work on GPU {device.index} begins up to {format_ns(device.early_ns)} before its own launch: the"
+                " clocks of host and device are apart, and waits between them are known no closer than that",
+                "record with a newer profiler and driver",
+                {"early_ns": device.early_ns, "device": device.index},
+            )
+
+
+def _coarse(trace: Trace) -> Note:
+    timed = ~trace.is_kind(Kind.INSTANT)
+    zero = float((trace.dur_ns[timed] == 0).mean()) if timed.any() else 0.0
+    return Note(
+        "coarse-clock",
+        "info",
+        f"times are whole microseconds (torch before 2024-04): {format_share(zero)} of the events"
+        " last 0, read as below the resolution",
+        "record with a newer PyTorch for nanosecond times",
+        {"zero_duration_share": round(zero, 4)},
+    )
+
+
 def _time_of(trace: Trace, rows: NDArray[np.int64]) -> int:
     spans = trace.spans_of(rows)
     return intervals.length(_in_window(trace, spans))
@@ -588,5 +616,5 @@ _CHECKS = (
     left_out_steps,
     _inputs,
     _heavy,
-    clocks,
+    _clocks,
 )

@@ -8,7 +8,7 @@ be either. Such looks are shared out so that operators get the part of the step 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -113,7 +113,7 @@ class SampledLoop:
         left = self.host.for_results if self.host is not None else 0.0
         out = {"": 0.0}
         for asks in ASKS:
-            share = self._share(lambda item, asks=asks: item.asks == asks)  # type: ignore[misc]
+            share = self.share(item for item in self.seen if item.asks == asks)
             out[asks] = min(1.0, SLOWED[asks] * left / share) if share else 0.0
             left = max(left - out[asks] * share, 0.0)
         return out
@@ -145,53 +145,53 @@ class SampledLoop:
     @cached_property
     def loading_share(self) -> float:
         """The share of the judged time in which a loader makes batches on this very thread."""
-        return self._share(lambda item: _loads(item.look) and item.kind not in OF_WORKERS)
+        return self.share(filter(_makes_batches, self.seen))
 
     @cached_property
     def sample_share(self) -> float:
         """The share of the judged time in which a loader runs code of the user's, on this very thread."""
-        return self._share(lambda item: makes_sample(item.look))
+        return self.share(item for item in self.seen if makes_sample(item.look))
 
     def loading_share_at(self, file: str, lines: Set[int]) -> float:
         """Return the share of the judged time in which a loader is at these lines of a file, on this very thread."""
-        return self._share(lambda item: _loads(item.look) and item.kind not in OF_WORKERS and item.passes(file, lines))
+        return self.share(item for item in self.seen if _makes_batches(item) and item.passes(file, lines))
 
     @cached_property
     def waiting_share(self) -> float:
         """The share of the judged time that is spent waiting for a loader's workers."""
-        return self._share(lambda item: item.kind == WAITS_FOR_LOADER)
+        return self.share(item for item in self.seen if item.kind == WAITS_FOR_LOADER)
 
     @cached_property
     def backward_share(self) -> float:
         """The share of the judged time in backward passes."""
-        return self._share(
-            lambda item: any(position.library.startswith("torch/autograd/") for position in item.look.below)
-        )
+        autograd = "torch/autograd/"
+        return self.share(item for item in self.seen if any(at.library.startswith(autograd) for at in item.look.below))
 
-    def share_of(self, kind: str) -> float:
-        """Return the share of the judged time in one part of the account."""
-        return sum(item.weight_ns * self.parts(item).get(kind, 0.0) for item in self.seen) / (self.judged_ns or 1)
+    def share_of(self, kind: str, seen: Iterable[Seen] | None = None) -> float:
+        """Return the share of the judged time in one part of the account, of all looks or of some."""
+        looks = self.seen if seen is None else seen
+        return sum(item.weight_ns * self.parts(item).get(kind, 0.0) for item in looks) / (self.judged_ns or 1)
 
     def share_at(self, file: str, lines: Set[int]) -> float:
         """Return the share of the judged time at these lines of a file, and in what they call."""
-        return min(self._share(lambda item: item.passes(file, lines)), 1.0)
+        return min(self.share(item for item in self.seen if item.passes(file, lines)), 1.0)
 
     def device_wait_at(self, file: str, lines: Set[int]) -> float:
         """Return the share of the judged time in which these lines, or what they call, wait for the device."""
-        at = [item for item in self.seen if item.passes(file, lines)]
-        return sum(item.weight_ns * self.parts(item).get(WAITS_FOR_DEVICE, 0.0) for item in at) / (self.judged_ns or 1)
+        return self.share_of(WAITS_FOR_DEVICE, (item for item in self.seen if item.passes(file, lines)))
 
     def share_inside(self, loops: Set[tuple[str, int]]) -> float:
         """Return the share of the judged time in loops, by file and line."""
-        return self._share(lambda item: any((position.file, around.lineno) in loops for position, around in item.loops))
+        return self.share(item for item in self.seen if any((at.file, loop.lineno) in loops for at, loop in item.loops))
 
     @cached_property
     def judged_ns(self) -> int:
         """The time of all looks but those at the recorder itself."""
         return sum(item.weight_ns for item in self.seen if item.kind != "torchtriage")
 
-    def _share(self, belongs: Callable[[Seen], bool]) -> float:
-        return sum(item.weight_ns for item in self.seen if belongs(item)) / (self.judged_ns or 1)
+    def share(self, seen: Iterable[Seen]) -> float:
+        """Return the share of the judged time that these looks are."""
+        return sum(item.weight_ns for item in seen) / (self.judged_ns or 1)
 
     def took(self, share: float, step_ms: float) -> str:
         """Return how much a share is of a step of ``step_ms``, or of all time in the loop, as a message says it."""
@@ -209,8 +209,9 @@ def makes_sample(look: Look) -> bool:
     return bool(look.user) and any(map(_loading, look.stack[look.user[0] + 1 :]))
 
 
-def _loads(look: Look) -> bool:
-    return any(map(_loading, look.stack))
+def _makes_batches(item: Seen) -> bool:
+    """Whether a loader is at work on this very thread."""
+    return any(map(_loading, item.look.stack)) and item.kind not in OF_WORKERS
 
 
 def _loading(position: Position) -> bool:

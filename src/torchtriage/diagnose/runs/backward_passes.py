@@ -149,7 +149,7 @@ def _thrown(
 def _finding(
     cause: Cause, seen: list[Seen], part: float, message: str, frame: Frame | None, loop: SampledLoop, step_ms: float
 ) -> Iterator[Finding]:
-    share = sum(item.weight_ns for item in seen) / max(loop.judged_ns, 1)
+    share = loop.share(seen)
     if share < WORTH:
         return
     error = counting_error(share, len(loop.seen))

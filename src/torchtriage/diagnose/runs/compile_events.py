@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 from torchtriage.compile.logs import formatting
 from torchtriage.compile.logs.join import join
@@ -83,54 +83,35 @@ def watched_compile(recording: Recording, compiled: CompileResult | None, unread
 
 
 def _of_break(graph_break: GraphBreak) -> CompileEvent:
-    return _event(
-        graph_break,
+    return CompileEvent(
         kind="graph break",
         what=f"{graph_break.id} {graph_break.type}".strip(),
         function=", ".join(dict.fromkeys(frame.function for frame in graph_break.functions[:3])),
         frame=graph_break.caller or graph_break.frame,
+        total_ms=0.0,
+        limit=False,
+        **_shared(graph_break),
     )
 
 
 def _of_recompile(recompile: Recompile) -> CompileEvent:
-    return _event(
-        recompile,
+    return CompileEvent(
         kind="recompilation",
         what=formatting.recompile(recompile),
         function=part_name(recompile.function.function),
         frame=recompile.frame or recompile.caller or (recompile.function if recompile.function.file else None),
         total_ms=recompile.total_ms,
         limit=recompile.limit,
+        **_shared(recompile),
     )
 
 
-def _event(
-    cause: GraphBreak | Recompile,
-    *,
-    kind: Literal["graph break", "recompilation"],
-    what: str,
-    function: str,
-    frame: Frame | None,
-    total_ms: float = 0.0,
-    limit: bool = False,
-) -> CompileEvent:
-    """Return a break or a recompilation with what it costs in the trace, where that is known."""
-    cost = cause.trace
-    return CompileEvent(
-        kind=kind,
-        what=what,
-        function=function,
-        frame=frame,
-        count=cause.count,
-        total_ms=total_ms,
-        limit=limit,
-        per=cost.per if cost else "",
-        of_ms=cost.of_ms if cost else None,
-        host_ms=cost.host_ms if cost else None,
-        idle_ms=cost.idle_ms if cost else None,
-        at_most=cost.at_most if cost else False,
-        fix=cause.fix,
-    )
+def _shared(cause: GraphBreak | Recompile) -> dict[str, Any]:
+    """Return by field what both say, and what it costs in the trace, where that is known."""
+    cost: dict[str, Any] = {"per": "", "of_ms": None, "host_ms": None, "idle_ms": None, "at_most": False}
+    if cause.trace is not None:
+        cost = {name: getattr(cause.trace, name) for name in cost}
+    return {"count": cause.count, "fix": cause.fix, **cost}
 
 
 def named(result: Result, compiled: CompileResult | None) -> Result:

@@ -100,8 +100,7 @@ def _subnormal(recording: Recording, loop: SampledLoop, view: SourceView, step_m
         file = recording.short(found["file"])
         first_line, name, function = (found[key] for key in ("first_line", "name", "function"))
         inside = [item for item in loop.seen if any((p.file, p.first_line) == (file, first_line) for p in item.chain)]
-        weight_ns = sum(item.weight_ns * loop.parts(item).get("operators", 0.0) for item in inside)
-        share = weight_ns / max(loop.judged_ns, 1)
+        share = loop.share_of("operators", inside)
         if share < WORTH:
             continue
         line = view.assigned(file, first_line, name) or first_line

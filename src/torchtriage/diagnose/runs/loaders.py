@@ -43,7 +43,7 @@ def loader_cost(finding: Finding, loop: SampledLoop, step_ms: float, cores: int)
 def restarted_workers(loop: SampledLoop, step_ms: float) -> Iterator[Finding]:
     """Yield a finding where worker processes start and end during the steps."""
     inside = [item for item in loop.seen if item.kind == STARTS_WORKERS and item.chain]
-    share = sum(item.weight_ns for item in inside) / max(loop.judged_ns, 1)
+    share = loop.share(inside)
     if share < WORTH or len(inside) < MIN_LOOKS:
         return
     rule = lookup(STARVED).rule

@@ -78,7 +78,7 @@ def repeated_calls(
             continue
         caller = _caller(call)
         inside = [item for item in loop.seen if item not in explained and caller(item) is not None]
-        share = sum(item.weight_ns for item in inside) / max(loop.judged_ns, 1)
+        share = loop.share(inside)
         if share < MIN_SHARE or len(inside) < MIN_LOOKS:
             continue
         explained.update(inside)

@@ -39,8 +39,7 @@ def rival_threads(loop: SampledLoop, samples: Samples, view: SourceView, step_ms
     """Yield a finding for each other thread that keeps the loop waiting: it spins in Python of the user's, or polls."""
     begin = min((item.look.begin_ns for item in loop.seen), default=0)
     end = max((item.look.end_ns for item in loop.seen), default=0)
-    idle = sum(item.weight_ns for item in loop.seen if item.cause is not None and item.cause.code == WAITS)
-    idle_share = idle / max(loop.judged_ns, 1)
+    idle_share = loop.share(item for item in loop.seen if item.cause is not None and item.cause.code == WAITS)
     for thread, looks in samples.others.items():
         mine = [look for look in looks if begin <= look.begin_ns and look.end_ns <= end]
         span = sum(look.ns for look in mine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.edits import SourceEdit, add_keyword
+from torchtriage.diagnose.lint.edits import add_keyword
 from torchtriage.diagnose.lint.syntax import keyword
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
@@ -37,9 +37,6 @@ def propose(site: Site) -> Iterator[Proposal]:
         torch, imports = module_in(module, "torch")
         schedule = f"{torch}.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)"
         given = add_keyword(module.text, call, "schedule", "few_steps")
-        if not call.args and not call.keywords:
-            line, column = call.end_lineno or 0, (call.end_col_offset or 0) - 1
-            given = SourceEdit(line, column, line, column, "schedule=few_steps")
         edits = [
             insert_before(module, node, f"few_steps = {schedule}"),
             given,

@@ -15,7 +15,7 @@ from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.measure.fix.edits._foreach import Lists, NotListsError, without_history
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import INDENT, body_of, indent_of, replaced_in, source
+from torchtriage.measure.fix.statements import INDENT, assigned_pairs, body_of, indent_of, replaced_in, source
 
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH015", "LCH016"})
 
@@ -100,7 +100,7 @@ class _Loop:
         self.module, self.loop = module, loop
         self.rows: list[str] = []
         self.lists: dict[str, str] = {}
-        self.taken = {node.id for node in ast.walk(module.scope(loop)) if isinstance(node, ast.Name)}
+        self.taken = names_in(module.scope(loop))
         self.made: dict[str, str] = {}
         body, test = _guarded(loop)
         self.body, self.test = body, test
@@ -144,18 +144,10 @@ class _Loop:
             return True
         path = path_of(node)
         for statement in ast.walk(self.module.tree):
-            if not isinstance(statement, ast.Assign):
-                continue
-            for target in statement.targets:
-                pairs = (
-                    zip(target.elts, statement.value.elts, strict=False)
-                    if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple)
-                    else [(target, statement.value)]
-                )
-                for item, value in pairs:
-                    if path_of(item) == path:
-                        made = path_of(value.func) if isinstance(value, ast.Call) else ""
-                        return isinstance(value, ast.ListComp | ast.List) or made == "list"
+            for item, value in assigned_pairs(statement) if isinstance(statement, ast.Assign) else ():
+                if path_of(item) == path:
+                    made = path_of(value.func) if isinstance(value, ast.Call) else ""
+                    return isinstance(value, ast.ListComp | ast.List) or made == "list"
         return False
 
     def free(self, name: str) -> str:

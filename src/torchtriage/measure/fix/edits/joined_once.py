@@ -16,7 +16,15 @@ from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
 from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.edits._meanwhile import changed_in_place, may_wait, shared, takes_steps, viewed
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
-from torchtriage.measure.fix.statements import INDENT, complete, insert_after, insert_before, source, statement_edit
+from torchtriage.measure.fix.statements import (
+    INDENT,
+    assigned_pairs,
+    complete,
+    insert_after,
+    insert_before,
+    source,
+    statement_edit,
+)
 
 CODES = words("CPY013 HST106 HST020 HST114 LCH014 LCH017 MEM029 CPY010 DAT018 LCH105")
 EMPTY = r"{0} is None|not {0}|len\({0}\) == 0|{0} == \[\]"
@@ -260,17 +268,10 @@ def _in_class(site: Site, growth: Growth, first: tuple[ast.If, ast.Assign] | Non
     for node in ast.walk(owner):
         if not isinstance(node, ast.Assign) or node in replaced:
             continue
-        for target in node.targets:
-            targets = target.elts if isinstance(target, ast.Tuple) else [target]
-            values = (
-                node.value.elts
-                if isinstance(node.value, ast.Tuple) and len(targets) > 1
-                else [node.value] * len(targets)
-            )
-            for item, value in zip(targets, values, strict=False):
-                if path_of(item) == path:
-                    text = "[]" if literal(value) is None else f"[{source(module, value)}]"
-                    edits.append(replace_node(value, text))
+        for item, value in assigned_pairs(node):
+            if path_of(item) == path:
+                text = "[]" if literal(value) is None else f"[{source(module, value)}]"
+                edits.append(replace_node(value, text))
     if len(edits) < 2:
         return None
     edits += [replace_node(node, f"{growth.join}({path}{growth.rest})") for node in _reads(owner, path, appending)]

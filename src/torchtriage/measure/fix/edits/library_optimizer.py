@@ -6,12 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import keyword, replace_node
+from torchtriage.diagnose.lint.base import replace_node
 from torchtriage.diagnose.lint.facts import Class, Module, SourceCall
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.edits._torch import calls_at, function_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import remove, source
+from torchtriage.measure.fix.statements import assigned_pairs, remove, source
 
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH015", "LCH016"})
 
@@ -72,17 +72,9 @@ def _is_set_later(module: Module, owner: Class) -> bool:
     """Return whether anything but ``__init__`` gives an option another value."""
     inside, begin = set(ast.walk(owner.node)), set(ast.walk(owner.methods["__init__"].node))
     options = set(NAMES)
-    for node in begin:
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                pairs = [(target, node.value)]
-                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    pairs = list(zip(target.elts, node.value.elts, strict=False))
-                options |= {
-                    place.attr
-                    for place, value in pairs
-                    if isinstance(place, ast.Attribute) and isinstance(value, ast.Name) and value.id in NAMES
-                }
+    for place, value in (pair for node in begin if isinstance(node, ast.Assign) for pair in assigned_pairs(node)):
+        if isinstance(place, ast.Attribute) and isinstance(value, ast.Name) and value.id in NAMES:
+            options.add(place.attr)
     for node in module.parents:
         if isinstance(node, ast.Call) and path_of(node.func) == "setattr":
             return True
@@ -171,10 +163,7 @@ def _given(owner: Class, call: SourceCall) -> dict[str, ast.expr] | None:
     unclear = args.vararg or args.kwarg or any(item.arg is None for item in call.node.keywords)
     given: dict[str, ast.expr] = {}
     for name in [*places, *(arg.arg for arg in args.kwonlyargs)]:
-        value = keyword(call.node, name)
-        if value is None and name in places and places.index(name) < len(call.node.args):
-            value = call.node.args[places.index(name)]
-        value = value or defaults.get(name)
+        value = owner.methods["__init__"].given_to(call.node, name) or defaults.get(name)
         if unclear or name not in NAMES or value is None:
             return None
         given[NAMES[name]] = value

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 
 from torchtriage.diagnose.lint.facts import Class, Module, SourceCall, SourceFunction
-from torchtriage.diagnose.lint.syntax import literal, path_of
+from torchtriage.diagnose.lint.syntax import arguments, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.turns import FileFacts
 from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
@@ -35,14 +35,13 @@ FITS = words("fit fit_transform transform predict read read_text read_bytes spli
 
 def loads(node: ast.AST) -> set[str]:
     """Return the paths that a piece of syntax reads: ``x``, ``self.size``; those of comprehensions left out."""
-    own = {
-        item.id
-        for part in ast.walk(node)
-        if isinstance(part, ast.comprehension)
-        for item in ast.walk(part.target)
-        if isinstance(item, ast.Name)
-    }
+    own = comprehended(node)
     return {path for path in _paths(node) if path.partition(".")[0] not in own}
+
+
+def comprehended(node: ast.AST) -> set[str]:
+    """Return the variables of the comprehensions in a piece of syntax."""
+    return {name for part in ast.walk(node) if isinstance(part, ast.comprehension) for name in names_in(part.target)}
 
 
 def _paths(node: ast.AST) -> Iterator[str]:
@@ -148,11 +147,8 @@ class Flow:
         return self.facts.reached([known for node in inside if (known := self.call(node)) is not None])
 
     def _changed_by(self, node: ast.Call, callee: SourceFunction) -> set[str]:
-        names = [arg.arg for arg in (*callee.node.args.posonlyargs, *callee.node.args.args)]
         inside = written(callee.node.body) - bound_names(callee.node)
-        if callee.owner is not None and names[:1] == ["self"]:
-            names = names[1:]
-        given: dict[str, ast.expr] = dict(zip(names, node.args, strict=False))
+        given: dict[str, ast.expr] = dict(zip(callee.places, node.args, strict=False))
         given |= {item.arg: item.value for item in node.keywords if item.arg}
         found = {path_of(given[name]) for path in inside if (name := path.partition(".")[0]) in given}
         if isinstance(node.func, ast.Attribute) and path_of(node.func.value):
@@ -170,8 +166,7 @@ class Flow:
                 continue
             if name in PURE_BUILTINS or PURE_LIBRARY.match(name) or MAKES.search(name):
                 continue
-            given = [*node.args, *(item.value for item in node.keywords)]
-            found |= {path_of(item.value if isinstance(item, ast.Starred) else item) for item in given}
+            found |= {path_of(item.value if isinstance(item, ast.Starred) else item) for item in arguments(node)}
             if isinstance(node.func, ast.Attribute) and path_of(node.func.value).partition(".")[0] not in (
                 self.module.aliases
             ):

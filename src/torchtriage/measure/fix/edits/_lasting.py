@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import names_in
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._escapes import escapes
-from torchtriage.measure.fix.edits._flow import Flow, meets
+from torchtriage.measure.fix.edits._flow import Flow, comprehended, meets
 from torchtriage.measure.fix.statements import indent_of, source
 
 # too cheap to be worth a line of their own, or used up when they are gone through
@@ -123,24 +123,18 @@ def parts_of(
     """Return the largest parts of a statement, blocks below it left out, that stay the same; the longest first."""
     found: list[ast.expr] = []
     todo: list[ast.AST] = [root]
-    own = {name for part in ast.walk(root) if isinstance(part, ast.comprehension) for name in names_in(part.target)}
+    own = comprehended(root)
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Lambda) or (isinstance(node, ast.stmt) and node is not root):
             continue
         if isinstance(node, ast.Call | ast.BinOp | ast.ListComp | ast.DictComp | ast.SetComp) and is_work(flow, node):
-            lasts = stays(flow, node, varying | _own(node, own), around, anywhere=anywhere)
+            lasts = stays(flow, node, varying | (own - comprehended(node)), around, anywhere=anywhere)
             if lasts and not escapes(flow, [node]):
                 found.append(node)
                 continue
         todo += ast.iter_child_nodes(node)
     return sorted(found, key=lambda node: -len(source(flow.module, node)))
-
-
-def _own(node: ast.AST, names: set[str]) -> set[str]:
-    """Return the names of comprehensions around an expression, without those of comprehensions in it."""
-    inside = {name for part in ast.walk(node) if isinstance(part, ast.comprehension) for name in names_in(part.target)}
-    return names - inside
 
 
 def same(root: ast.AST, part: ast.expr) -> list[ast.expr]:
@@ -173,7 +167,7 @@ def name_for(module: Module, part: ast.expr) -> str:
         word = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else "fixed"
         word = WORDS.get(word, word)
     word = VERBS.sub("", re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", word).lower()) or "fixed"
-    taken = {node.id for node in ast.walk(module.tree) if isinstance(node, ast.Name)} | set(dir(builtins))
+    taken = names_in(module.tree) | set(dir(builtins))
     taken |= {node.name for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     taken |= set(module.aliases) | {node.arg for node in ast.walk(module.tree) if isinstance(node, ast.arg)}
     names = (word, f"fixed_{word}", *(f"{word}_{number}" for number in range(2, 99)))

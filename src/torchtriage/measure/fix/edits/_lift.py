@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from torchtriage.diagnose.lint.syntax import literal, names_in, whole_number
+from torchtriage.diagnose.lint.syntax import arguments, literal, names_in, whole_number
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import Flow
 from torchtriage.measure.fix.proposal import Site
@@ -90,7 +90,7 @@ class Lift:
             first = literal(node.args[0]) if node.args else ...
             if name in ("unsqueeze", "squeeze") and first == 0 and inner.single == (name == "squeeze"):
                 return Batch(inner.text, not inner.single)
-            if any(self._varies(item) for item in (*node.args, *(item.value for item in node.keywords))):
+            if any(map(self._varies, arguments(node))):
                 raise NotBatchedError
             rest = [self._source(item) for item in (*node.args, *node.keywords)]
             if name in ELEMENTWISE:
@@ -101,7 +101,7 @@ class Lift:
                 return Batch(f"{inner.text}.{name}({axis})", inner.single)
             raise NotBatchedError
         known = self.flow.call(node)
-        varying = [item for item in (*node.args, *(item.value for item in node.keywords)) if self._varies(item)]
+        varying = [item for item in arguments(node) if self._varies(item)]
         if len(varying) != 1 or self._varies(func):
             raise NotBatchedError
         inner = self.lift(varying[0])

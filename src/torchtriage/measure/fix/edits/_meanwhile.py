@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import arguments, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.measure.fix.edits._flow import FORM, flow_of, meets, mutated
@@ -67,7 +67,7 @@ def changed_in_place(module: Module, node: ast.AST) -> set[str]:
         known = flow.call(call)
         for callee in known.callees if known is not None else ():
             if mutated(callee.node.body) & parameters(callee.node):  # y += 1 of a parameter y
-                found |= {path_of(item) for item in (*call.args, *(given.value for given in call.keywords))}
+                found |= set(map(path_of, arguments(call)))
     return found - {""}
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of
 
 DEPTH = 5
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -54,12 +54,9 @@ def _passed(module: Module, function: Function, name: str, places: list[str]) ->
     called = owner.name if isinstance(owner, ast.ClassDef) and function.name == "__init__" else function.name
     at = places.index(name) - isinstance(owner, ast.ClassDef) if name in places else -1
     for call in module.calls:
-        if path_of(call.node.func).rpartition(".")[2] == called:
-            given = keyword(call.node, name)
-            if given is None and 0 <= at < len(call.node.args):
-                given = call.node.args[at]
-            if given is not None:
-                yield given
+        given = argument(call.node, name, at)
+        if given is not None and path_of(call.node.func).rpartition(".")[2] == called:
+            yield given
 
 
 def _given(module: Module, attr: str) -> Iterator[ast.expr]:

@@ -172,16 +172,16 @@ def _is_plain(node: ast.expr) -> bool:
     return isinstance(node, ast.Slice | ast.Name) or type(literal(node)) is int
 
 
-def is_whole(node: ast.Slice) -> bool:
-    """Return whether a slice is a plain colon."""
-    return not (node.lower or node.upper or node.step)
+def is_whole(node: ast.expr) -> bool:
+    """Return whether a place of a subscript is a plain colon."""
+    return isinstance(node, ast.Slice) and not (node.lower or node.upper or node.step)
 
 
 def rest_of(module: Module, node: ast.Subscript, index: str, row: str) -> str:
     """Return ``row[:5]`` for ``x[i, :5]``, ``row`` for ``x[:, i]``."""
     places = indices(node)
     others = [item for item in places if path_of(item) != index]
-    if all(isinstance(item, ast.Slice) and is_whole(item) for item in others):
+    if all(map(is_whole, others)):
         return row
     if len(others) == 1 and isinstance(others[0], ast.Constant) and literal(others[0]) is ...:
         return row

@@ -42,7 +42,7 @@ def _moved(module: Module, function: SourceFunction, append: ast.Call) -> tuple[
         return ()
     name = path_of(owner).rpartition(".")[2]
     scope = module.scope(site)
-    if name in {node.id for node in ast.walk(scope) if isinstance(node, ast.Name)} or isinstance(scope, ast.Module):
+    if name in names_in(scope) or isinstance(scope, ast.Module):
         return ()
     out = remove(module, statement)
     after = insert_after(module, site, f"{source(module, owner)}.append({name})")

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
-from torchtriage.diagnose.lint.syntax import literal, path_of
+from torchtriage.diagnose.lint.syntax import arguments, literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import appended
 from torchtriage.measure.fix.edits._flow import Flow, flow_of
@@ -72,15 +72,11 @@ def _comprehension(site: Site, flow: Flow, node: ast.ListComp) -> SourceEdit | N
     if join not in ("torch.cat", "torch.stack") or len(node.generators) != 1 or node.generators[0].ifs:
         return None
     assert isinstance(outer, ast.Call)
-    if len(outer.args) + len(outer.keywords) > 1 and any(literal(item) != 0 for item in _rest(outer)):
+    if any(literal(item) != 0 for item in arguments(outer)[1:]):
         return None
     lift = _lifting(site, flow, node.generators[0].target, node.generators[0].iter)
     text = _joined(lift, node.elt, join) if lift is not None else None
     return replace_node(outer, text) if text else None
-
-
-def _rest(call: ast.Call) -> list[ast.expr]:
-    return [*call.args[1:], *(item.value for item in call.keywords)]
 
 
 def _loop(site: Site, flow: Flow, loop: Loop) -> tuple[SourceEdit, ...]:
@@ -103,7 +99,7 @@ def _loop(site: Site, flow: Flow, loop: Loop) -> tuple[SourceEdit, ...]:
     if join not in ("torch.cat", "torch.stack") or lift is None or not isinstance(made, ast.Assign):
         return ()
     assert isinstance(outer, ast.Call)
-    if any(literal(item) != 0 for item in _rest(outer)) or made not in (body_of(module, loop) or []):
+    if any(literal(item) != 0 for item in arguments(outer)[1:]) or made not in (body_of(module, loop) or []):
         return ()
     text = _joined(lift, added, join)
     if text is None:

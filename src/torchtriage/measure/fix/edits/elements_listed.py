@@ -99,7 +99,7 @@ def _of_places(
 ) -> list[SourceEdit | None]:
     """Return the edits that take a list before ``outer``; ``always`` : the reads of each turn, whatever it does."""
     node = outer.value if isinstance(outer, Single) and outer.value is not None else outer
-    module, numbers = site.module, {name.id for name in ast.walk(target) if isinstance(name, ast.Name)}
+    module, numbers = site.module, names_in(target)
     edits: list[SourceEdit | None] = []
     for path in dict.fromkeys(path for _, value in always if (path := _indexed(value, numbers))):
         name = free_name(module, f"{path.rpartition('.')[2]}_list", f"{path.rpartition('.')[2]}_numbers")

@@ -10,6 +10,7 @@ from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import indices, keyword, literal, path_of, whole_number
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._torch import torch_in
+from torchtriage.measure.fix.edits._turns import is_whole
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import remove, source
 
@@ -111,5 +112,5 @@ def _expanded(module: Module, node: ast.expr) -> tuple[str, int] | None:
         return None
     parts = indices(node)
     new = [at for at, part in enumerate(parts) if literal(part) is None]
-    whole = [part for part in parts if isinstance(part, ast.Slice) and not (part.lower or part.upper or part.step)]
+    whole = list(filter(is_whole, parts))
     return (source(module, node.value), new[0]) if len(new) == 1 and len(whole) == len(parts) - 1 else None

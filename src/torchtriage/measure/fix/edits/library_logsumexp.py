@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import literal, path_of
+from torchtriage.diagnose.lint.syntax import indices, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of
 from torchtriage.measure.fix.edits._meanwhile import is_seen_elsewhere
@@ -56,7 +56,7 @@ def _base(node: ast.expr) -> ast.expr:
     while True:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FORMS:
             node = node.func.value
-        elif isinstance(node, ast.Subscript) and all(map(_is_form, getattr(node.slice, "elts", [node.slice]))):
+        elif isinstance(node, ast.Subscript) and all(map(_is_form, indices(node))):
             node = node.value
         else:
             return node
@@ -64,9 +64,7 @@ def _base(node: ast.expr) -> ast.expr:
 
 def _is_form(node: ast.expr) -> bool:
     """Return whether a place of a subscript takes all there is, or adds a dimension."""
-    if isinstance(node, ast.Slice):
-        return is_whole(node)
-    return isinstance(node, ast.Constant) and literal(node) in (None, ...)
+    return is_whole(node) or (isinstance(node, ast.Constant) and literal(node) in (None, ...))
 
 
 def _argument(module: Module, node: ast.expr | None, name: str) -> ast.expr | None:
@@ -109,5 +107,5 @@ def _unread(module: Module, at: ast.stmt, gone: set[ast.AST], name: str) -> Iter
     edit = remove(module, made)
     if edit is not None:
         yield edit
-        for read in {node.id for node in ast.walk(made.value) if isinstance(node, ast.Name)}:
+        for read in names_in(made.value):
             yield from _unread(module, at, {*gone, *ast.walk(made)}, read)

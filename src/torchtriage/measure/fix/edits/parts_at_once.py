@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.syntax import indices, names_in, path_of
 from torchtriage.measure.fix.edits._flow import flow_of
 from torchtriage.measure.fix.edits._turns import is_tensor, is_whole
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
@@ -86,9 +86,9 @@ def _parts(module: Module, loop: Loop) -> Iterator[Part]:
         outer = module.parents.get(node)
         if isinstance(outer, ast.Subscript | ast.Tuple) and node is not getattr(outer, "value", None):
             continue  # a place in something else
-        places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        places = indices(node)
         at = [number for number, place in enumerate(places) if loop.target.id in names_in(place)]
-        n_whole = sum(isinstance(place, ast.Slice) and is_whole(place) for place in places)
+        n_whole = sum(map(is_whole, places))
         if len(at) == 1 and n_whole == len(places) - 1 and _is_number(places[at[0]]):
             yield Part(node, at[0], places[at[0]])
 

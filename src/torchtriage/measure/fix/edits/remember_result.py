@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from torchtriage.diagnose.lint.base import decorate
 from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import SourceCall, SourceFunction
-from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.syntax import arguments, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_words import CACHES
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, loads, meets, mutated
@@ -86,9 +86,7 @@ def _comes_again(call: SourceCall) -> bool:
 
 def _is_hashable(site: Site, call: SourceCall) -> bool:
     """Return whether a call's arguments can be keys that come again: numbers, names, shapes; never tensors or lists."""
-    for node, value in zip(
-        (*call.node.args, *(item.value for item in call.node.keywords)), call.arguments, strict=False
-    ):
+    for node, value in zip(arguments(call.node), call.arguments, strict=False):
         if value.kind in UNHASHABLE and not (isinstance(node, ast.Attribute) and node.attr in HASHABLE):
             return False
         if isinstance(node, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.Starred | ast.Lambda | ast.GeneratorExp):
@@ -132,7 +130,7 @@ def _by_target(site: Site, flow: Flow) -> Proposal | None:
             continue
         if mutated([outer]) & set().union(*(names_in(target) for target in statement.targets)):
             continue
-        key = keys[0] if len(keys) == 1 else f"{', '.join(keys)}"
+        key = ", ".join(keys)
         name = f"{path_of(call.func).rpartition('.')[2]}_of".lstrip("_")
         name = name.removeprefix("get_").removeprefix("prepare_").removeprefix("make_").removeprefix("build_")
         if name in names_in(module.tree) or any(module.value(node).kind in UNHASHABLE for node in _named(call, keys)):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import replace_node
-from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import arguments, keyword, names_in, path_of, stored_names
 from torchtriage.diagnose.lint.torch_names import LOADERS, words
 from torchtriage.diagnose.lint.work_words import RANDOM
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, meets
@@ -110,11 +110,7 @@ def _kept(site: Site, flow: Flow, call: ast.Call, statement: ast.stmt) -> Propos
     varying = flow.changes([outer]) - target
     if any(meets(path, varying) for path in flow.reads(statement.value)) or not names_in(call) & target:
         return None
-    if any(
-        isinstance(node, ast.Name) and node.id in target and isinstance(node.ctx, ast.Store)
-        for item in inner.body
-        for node in ast.walk(item)
-    ):
+    if target & set().union(*map(stored_names, inner.body)):
         return None
     counter, more = counter_of(site, inner)
     model = re.sub(r"\W+", "_", path_of(call.func).removeprefix("self."))
@@ -137,11 +133,7 @@ def _kept(site: Site, flow: Flow, call: ast.Call, statement: ast.stmt) -> Propos
 
 def _is_given(site: Site, path: str) -> bool:
     """Return whether a call is given a model, and may change it."""
-    return any(
-        path_of(item) == path
-        for call in site.module.calls
-        for item in (*call.node.args, *(given.value for given in call.node.keywords))
-    )
+    return any(path_of(item) == path for call in site.module.calls for item in arguments(call.node))
 
 
 def _is_trained(site: Site, path: str) -> bool:
@@ -165,11 +157,7 @@ def _keeps_order(site: Site, loop: Loop) -> bool:
         over = over.args[0]
     made = site.module.made_of(over) if isinstance(over, ast.expr) else over
     if isinstance(made, ast.Call) and site.module.name_of(made.func) in LOADERS:
-        return (
-            literal(keyword(made, "shuffle")) in (False, ...)
-            and keyword(made, "shuffle") is None
-            and keyword(made, "sampler") is None
-        )
+        return keyword(made, "shuffle") is None and keyword(made, "sampler") is None
     if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
         return made.func.attr in ("split", "chunk") and "perm" not in source(site.module, made)
     return isinstance(made, ast.List | ast.ListComp | ast.Tuple)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.samples import samples_of
-from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.syntax import names_in, path_of, stored_names
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import move_before, source, statement_edit
 
@@ -101,10 +101,7 @@ def _moved(module: Module, function: ast.FunctionDef) -> tuple[SourceEdit, ...]:
         for earlier in reversed(body[:at]):
             plain = isinstance(earlier, ast.Assign | ast.If | ast.Expr) and name in names_in(earlier)
             made = isinstance(earlier, ast.Assign) and name not in names_in(earlier.value)
-            others = {
-                item.id for item in ast.walk(earlier) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
-            }
-            if made or not plain or others - {name}:
+            if made or not plain or stored_names(earlier) - {name}:
                 break
             texts = [source(module, earlier), *(source(module, item.node) for item in module.reached(earlier))]
             if any(WORKS.search(text) for text in texts):

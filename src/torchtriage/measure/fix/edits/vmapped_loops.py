@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
-from torchtriage.diagnose.lint.syntax import indices, literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import arguments, indices, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import appended, bound_names, parameters
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, mutated
@@ -136,7 +136,7 @@ def _of_comprehension(site: Site, node: ast.ListComp | ast.GeneratorExp) -> tupl
     module, outer = site.module, site.module.parents.get(node)
     if not isinstance(outer, ast.Call) or outer.args[:1] != [node] or len(node.generators) != 1:
         raise NotRowsError
-    join, others = module.name_of(outer.func), [*outer.args[1:], *(item.value for item in outer.keywords)]
+    join, others = module.name_of(outer.func), arguments(outer)[1:]
     axis = literal(others[0]) if others else 0
     if node.generators[0].ifs or len(others) > 1 or type(axis) is not int:
         raise NotRowsError
@@ -266,7 +266,7 @@ def _sink(last: ast.stmt, index: str) -> Sink | None:
         return None
     if isinstance(target, ast.Subscript) and index and path_of(target.value):
         places = indices(target)
-        if all(path_of(item) == index or (isinstance(item, ast.Slice) and is_whole(item)) for item in places):
+        if all(path_of(item) == index or is_whole(item) for item in places):
             return Sink(target.value, *_both(last.value, "="), axis=axis_of(target, index))
     value, path = last.value, path_of(target)
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and path and path_of(value.left) == path:

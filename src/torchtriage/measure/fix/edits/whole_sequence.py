@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, add_keyword, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import indices, keyword, path_of
+from torchtriage.diagnose.lint.syntax import argument, indices, path_of
 from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import complete, remove, source, statement_edit
@@ -78,7 +78,7 @@ def _sequence(module: Module, loop: ast.For, given: ast.expr) -> tuple[str, bool
     if isinstance(given, ast.Name) and given.id == loop.target.id:
         over = loop.iter
         if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) and over.func.attr == "unbind":
-            axis = over.args[0] if over.args else keyword(over, "dim")
+            axis = argument(over, "dim", 0)
             return source(module, over.func.value), axis is not None and source(module, axis) == "1"
         return (path_of(over), False) if path_of(over) else ("", False)
     counts = isinstance(loop.iter, ast.Call) and path_of(loop.iter.func) == "range" and len(loop.iter.args) == 1
@@ -125,6 +125,6 @@ def _kept(module: Module, loop: ast.For, statement: ast.stmt, hidden: str) -> tu
 
 def _along(module: Module, stack: ast.Call, batch_first: bool) -> bool:
     """Return whether steps are stacked along the axis that they have in the sequence."""
-    axis = stack.args[1] if len(stack.args) > 1 else keyword(stack, "dim")
+    axis = argument(stack, "dim", 1)
     number = source(module, axis) if axis is not None else "0"
     return number == ("1" if batch_first else "0")

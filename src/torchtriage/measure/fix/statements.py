@@ -30,6 +30,11 @@ def source(module: Module, node: ast.AST) -> str:
     return ast.get_source_segment(module.text, node) or ""
 
 
+def end_of(node: ast.stmt | ast.expr | ast.keyword | ast.alias) -> tuple[int, int]:
+    """Return where a node ends, as an edit takes it: its line, and the column there."""
+    return node.end_lineno or 0, node.end_col_offset or 0
+
+
 def bound(nodes: Iterable[ast.AST]) -> set[str]:
     """Return the variables that statements assign, delete, import, define or go over, functions inside left out."""
     names: set[str] = set()
@@ -168,9 +173,7 @@ def without_keyword(call: ast.Call, name: str) -> SourceEdit | None:
     at = parts.index(given) if given is not None else 0
     if given is None or not at:
         return None
-    before = parts[at - 1]
-    end = (before.end_lineno or 0, before.end_col_offset or 0)
-    return SourceEdit(*end, given.end_lineno or 0, given.end_col_offset or 0, "")
+    return SourceEdit(*end_of(parts[at - 1]), *end_of(given), "")
 
 
 def assigned_pairs(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -289,15 +292,13 @@ def imported(module: Module, full: str) -> tuple[str, tuple[SourceEdit, ...]]:
         return known_as, ()
     for node in module.tree.body:
         if isinstance(node, ast.ImportFrom) and node.module == holder and not node.level:
-            names = [alias for alias in node.names if alias.name < last] or node.names[-1:]
-            line, at = names[-1].end_lineno, names[-1].end_col_offset
-            assert line is not None
-            assert at is not None
-            edit = SourceEdit(line, at, line, at, f", {last}")
-            if node.names[0].name > last:
-                first = node.names[0]
-                edit = SourceEdit(first.lineno, first.col_offset, first.lineno, first.col_offset, f"{last}, ")
-            return last, (edit,)
+            first = node.names[0]
+            if first.name > last:
+                at, text = (first.lineno, first.col_offset), f"{last}, "
+            else:
+                names = [alias for alias in node.names if alias.name < last] or node.names[-1:]
+                at, text = end_of(names[-1]), f", {last}"
+            return last, (SourceEdit(*at, *at, text),)
     for name, known in module.aliases.items():
         if holder == known or holder.startswith(f"{known}."):
             return f"{name}{full.removeprefix(known)}", ()

@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceFunction
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import bound, insert_after, remove, source
+from torchtriage.measure.fix.statements import bound, end_of, insert_after, remove, source
 
 CODES = frozenset({"CMP030", "CMP031"})
 
@@ -53,9 +53,8 @@ def _moved(module: Module, function: SourceFunction, append: ast.Call) -> tuple[
 
 def _longer(node: ast.expr, text: str) -> SourceEdit:
     """Return the edit that adds one more to a tuple, or makes one."""
-    end = node.elts[-1] if isinstance(node, ast.Tuple) and node.elts else node
-    line, column = end.end_lineno or 0, end.end_col_offset or 0
-    return SourceEdit(line, column, line, column, f", {text}")
+    end = end_of(node.elts[-1] if isinstance(node, ast.Tuple) and node.elts else node)
+    return SourceEdit(*end, *end, f", {text}")
 
 
 def _only_call(module: Module, function: SourceFunction) -> ast.Assign | None:

@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator, Set
 
 from torchtriage.diagnose.lint.edits import SourceEdit
-from torchtriage.diagnose.lint.syntax import path_of, walk
+from torchtriage.diagnose.lint.syntax import names_in, path_of, walk
 from torchtriage.measure.fix.edits._other_models import other_models
 from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.statements import end_of
 
 CODES = frozenset({"OPT103"})
 NO_GRAPH = frozenset({"data", "detach", "device", "dtype", "len", "shape", "size"})
@@ -25,7 +26,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     chain = _Chain(site, makers)
     nodes = chain.cut(statement.value, site.line)
     detached = [node for node in nodes or () if not _needs_no_graph(site.module.parents.get(node))]
-    ends = dict.fromkeys((node.end_lineno or 0, node.end_col_offset or 0) for node in detached)
+    ends = dict.fromkeys(map(end_of, detached))
     if ends:
         yield Proposal(tuple(SourceEdit(*end, *end, ".detach()") for end in ends), "detach what another model made")
 
@@ -103,17 +104,10 @@ class _Chain:
         for name in walk(expression):
             if not isinstance(name, ast.Name):
                 continue
-            last = None
-            for node in walk(self.scope):
-                if (
-                    isinstance(node, ast.Assign)
-                    and node.lineno < before
-                    and (last is None or last.lineno < node.lineno)
-                ):
-                    targets = [part for target in node.targets for part in walk(target)]
-                    if any(isinstance(part, ast.Name) and part.id == name.id for part in targets):
-                        last = node
-            if last is not None:
+            above = [node for node in walk(self.scope) if isinstance(node, ast.Assign) and node.lineno < before]
+            given = [node for node in above if any(name.id in names_in(target) for target in node.targets)]
+            if given:
+                last = max(given, key=lambda node: node.lineno)
                 yield name, last.value, last.lineno
 
 

@@ -9,7 +9,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import source
+from torchtriage.measure.fix.statements import end_of, source
 
 CODES = frozenset({"MEM029"})
 
@@ -84,9 +84,8 @@ def _detached(module: Module, node: ast.expr) -> Iterator[SourceEdit]:
         return
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READS:
         return
-    line, column = node.end_lineno or 0, node.end_col_offset or 0
     if isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
-        yield SourceEdit(line, column, line, column, ".detach()")
+        yield SourceEdit(*end_of(node), *end_of(node), ".detach()")
     elif source(module, node):
         yield SourceEdit(node.lineno, node.col_offset, node.lineno, node.col_offset, "(")
-        yield SourceEdit(line, column, line, column, ").detach()")
+        yield SourceEdit(*end_of(node), *end_of(node), ").detach()")

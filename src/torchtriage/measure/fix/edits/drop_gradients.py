@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import keyword, literal, replace_node
-from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.base import literal, replace_node
+from torchtriage.diagnose.lint.syntax import argument
 from torchtriage.measure.fix.edits._torch import calls_at
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import source
@@ -24,15 +24,13 @@ def propose(site: Site) -> Iterator[Proposal]:
     for call in calls:
         edit = None
         if call.attr == "zero_grad":
-            given = keyword(call.node, "set_to_none") or next(iter(call.node.args), None)
+            given = argument(call.node, "set_to_none", 0)
             edit = replace_node(given, "True") if given is not None and literal(given) is False else None
         elif call.attr == "zero_" and call.owner is not None:
             statement = site.module.parents.get(call.node)
             grad = _grad(call.owner)
             if grad is not None and isinstance(statement, ast.Expr):
-                end = (statement.end_lineno or 0, statement.end_col_offset or 0)
-                text = f"{source(site.module, grad)} = None"
-                edit = SourceEdit(statement.lineno, statement.col_offset, *end, text)
+                edit = replace_node(statement, f"{source(site.module, grad)} = None")
         if edit is not None:
             yield Proposal((edit,), "drop gradients instead of filling them with zeros", UNSET)
             return

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import add_keyword, compiled, literal, replace_node
+from torchtriage.diagnose.lint.base import add_keyword, compiled, keyword, literal, replace_node
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
 from torchtriage.diagnose.lint.syntax import is_self, path_of
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import remove, source, without_keyword
+from torchtriage.measure.fix.statements import end_of, remove, source, without_keyword
 
 CODES = frozenset({"CMP031", "CMP101"})
 
@@ -21,8 +21,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     module, code = site.module, site.finding.code
     made = list(_compilations(module))
     for call in made:
-        setting = next((item for item in call.keywords if item.arg == "dynamic"), None)
-        if setting is not None and literal(setting.value) is (code == "CMP101"):
+        if literal(keyword(call, "dynamic")) is (code == "CMP101"):
             edit = without_keyword(call, "dynamic") or _without_first(call)
             yield Proposal((edit,), "let PyTorch see which sizes change")
     if code == "CMP101":
@@ -36,11 +35,10 @@ def propose(site: Site) -> Iterator[Proposal]:
     edits = [*_counters(module), *_dtypes(module, made)]
     if edits:
         yield Proposal((*edits, *torch_in(module)[1]), "counters as tensors, and one dtype, for compiled code")
-    elif made and not any(item.arg == "dynamic" for call in made for item in call.keywords):
-        for call in made[:1]:
-            more = add_keyword(module.text, call, "dynamic", "True")
-            if more is not None:
-                yield Proposal((more,), "compile for all sizes at once")
+    elif made and not any(keyword(call, "dynamic") for call in made):
+        more = add_keyword(module.text, made[0], "dynamic", "True")
+        if more is not None:
+            yield Proposal((more,), "compile for all sizes at once")
 
 
 def _compilations(module: Module) -> Iterator[ast.Call]:
@@ -58,7 +56,7 @@ def _without_first(call: ast.Call) -> SourceEdit:
     """Return the edit that takes the first keyword out, with the comma behind it."""
     given: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
     first, *rest = sorted(given, key=lambda item: (item.lineno, item.col_offset))
-    end = (rest[0].lineno, rest[0].col_offset) if rest else (first.end_lineno or 0, first.end_col_offset or 0)
+    end = (rest[0].lineno, rest[0].col_offset) if rest else end_of(first)
     return SourceEdit(first.lineno, first.col_offset, *end, "")
 
 
@@ -75,9 +73,7 @@ def _counters(module: Module) -> Iterator[SourceEdit]:
             continue
         tensor = f"{torch_in(module)[0]}.tensor({source(module, begun.value)})"
         if owner.is_module:
-            text = f'self.register_buffer("{name}", {tensor}, persistent=False)'
-            end = (begun.end_lineno or 0, begun.end_col_offset or 0)
-            yield SourceEdit(begun.lineno, begun.col_offset, *end, text)
+            yield replace_node(begun, f'self.register_buffer("{name}", {tensor}, persistent=False)')
         else:
             yield replace_node(begun.value, tensor)
 
@@ -106,17 +102,11 @@ def _dtypes(module: Module, made: list[ast.Call]) -> Iterator[SourceEdit]:
 
 def _cast(module: Module, call: SourceCall, callee: ast.AST, places: list[str]) -> Iterator[SourceEdit]:
     for name, given in zip(places, call.node.args, strict=False):
-        cast = next(
-            (
-                node
-                for node in ast.walk(callee)
-                if isinstance(node, ast.Call) and path_of(node.func) in (f"{name}.float", f"{name}.half")
-            ),
-            None,
-        )
+        calls = [path_of(node.func) for node in ast.walk(callee) if isinstance(node, ast.Call)]
+        cast = next((path for path in calls if path in (f"{name}.float", f"{name}.half")), "")
         used = sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(callee))
-        if cast is not None and used == 1 and isinstance(given, ast.Name | ast.Attribute):
-            yield replace_node(given, f"{source(module, given)}.{path_of(cast.func).rpartition('.')[2]}()")
+        if cast and used == 1 and isinstance(given, ast.Name | ast.Attribute):
+            yield replace_node(given, f"{source(module, given)}.{cast.rpartition('.')[2]}()")
 
 
 def _compiled_function(module: Module, node: ast.Call) -> ast.FunctionDef | None:

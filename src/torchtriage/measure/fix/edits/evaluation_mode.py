@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.edits._torch import calls_at
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import complete, insert_after, insert_before, source
+from torchtriage.measure.fix.statements import complete, end_of, insert_after, insert_before, source
 
 CODES = frozenset({"CFG042"})
 CHANGES = "in evaluation mode dropout is off and batch norm uses the statistics it has gathered"
@@ -48,9 +48,8 @@ def _where_made(module: Module, path: str, call: SourceCall) -> tuple[SourceEdit
         return ()
     if module.name_of(expression.func) == "torch.compile":
         edit = insert_after(module, made[0].node, f"{path}.eval()") if isinstance(made[0].node, ast.stmt) else None
-        return () if edit is None else (edit,)
-    line, column = expression.end_lineno or expression.lineno, expression.end_col_offset or 0
-    return (SourceEdit(line, column, line, column, ".eval()"),)
+        return complete([edit])
+    return (SourceEdit(*end_of(expression), *end_of(expression), ".eval()"),)
 
 
 def _around(site: Site, path: str) -> tuple[SourceEdit, ...]:

@@ -9,7 +9,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import indices, keyword, literal, names_in, path_of, whole_number
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import imported, source
+from torchtriage.measure.fix.statements import end_of, imported, source
 
 CODES = frozenset({"KRN101", "HST020", "HST114", "HST106", "HST124", "LCH105"})
 SHUFFLES = ("torch.randperm", "numpy.random.permutation")
@@ -64,7 +64,7 @@ def _sort(module: Module, node: ast.Call) -> Proposal | None:
         changes += ", and picks along the last axis"
     picked = f"{values}.topk({', '.join(given)})" + (".indices" if last == "argsort" else "")
     edits = [replace_node(node, picked)]
-    edits += [SourceEdit(*_end(part.value), *_end(part), "") for part in parts]
+    edits += [SourceEdit(*end_of(part.value), *end_of(part), "") for part in parts]
     return Proposal(tuple(edits), f"pick the first {count} with topk", changes)
 
 
@@ -74,12 +74,7 @@ def _uses(module: Module, node: ast.Call, indices: bool) -> list[ast.Subscript]:
     taken: ast.expr = node
     if isinstance(outer, ast.Attribute) and outer.attr in ("values", "indices") and not indices:
         taken, outer = outer, module.parents.get(outer)
-    if (
-        isinstance(outer, ast.Subscript)
-        and outer.value is taken
-        and isinstance(outer.slice, ast.Constant)
-        and not indices
-    ):
+    if isinstance(outer, ast.Subscript) and outer.value is taken and literal(outer.slice) is not ... and not indices:
         taken, outer = outer, module.parents.get(outer)  # torch.sort(x)[1]
     if isinstance(outer, ast.Subscript) and outer.value is taken:
         return [outer] if indices or taken is not node else []
@@ -132,10 +127,6 @@ def _is_known(module: Module, count: ast.expr, node: ast.Call) -> bool:
     return all(item.lineno < node.lineno for item in stores)
 
 
-def _end(node: ast.expr) -> tuple[int, int]:
-    return node.end_lineno or 0, node.end_col_offset or 0
-
-
 def _shuffle(module: Module, node: ast.Call) -> Proposal | None:
     """Return ``torch.randint(n, (k,))`` for ``torch.randperm(n)[:k]``."""
     name = module.name_of(node.func)
@@ -154,7 +145,7 @@ def _shuffle(module: Module, node: ast.Call) -> Proposal | None:
         drawn = f"{dot}randint({number}, size={count})"
     if not _is_known(module, first[0], node):
         return None
-    edits = [replace_node(node, drawn), *(SourceEdit(*_end(part.value), *_end(part), "") for part in parts)]
+    edits = [replace_node(node, drawn), *(SourceEdit(*end_of(part.value), *end_of(part), "") for part in parts)]
     return Proposal(tuple(edits), f"draw the {count} that are used", DRAWN)
 
 

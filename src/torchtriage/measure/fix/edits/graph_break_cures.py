@@ -65,9 +65,7 @@ def _computes_only(module: Module, node: ast.Call) -> bool:
 
 def _chosen(module: Module, test: ast.expr) -> SourceEdit | None:
     """Return ``x = torch.where(test, a, b)`` for ``if test: x = a`` and ``else: x = b``."""
-    branch: ast.AST | None = test
-    while branch is not None and not isinstance(branch, ast.stmt):
-        branch = module.parents.get(branch)
+    branch = module.around(test, ast.stmt)
     if not isinstance(branch, ast.If) or test not in ast.walk(branch.test):
         return None
     first = _assigned(branch.body)
@@ -79,11 +77,8 @@ def _chosen(module: Module, test: ast.expr) -> SourceEdit | None:
     rest = other[1] if isinstance(other[1], str) else source(module, other[1])
     given = value if isinstance(value, str) else source(module, value)
     text = f"{name} = {torch_in(module)[0]}.where({condition}, {given}, {rest})"
-    last, end = branch.end_lineno or branch.lineno, branch.end_col_offset or 0
     inside = source(module, branch)
-    if "#" in inside or inside.startswith("elif"):
-        return None
-    return SourceEdit(branch.lineno, branch.col_offset, last, end, text)
+    return None if "#" in inside or inside.startswith("elif") else replace_node(branch, text)
 
 
 def _assigned(body: list[ast.stmt]) -> tuple[str, ast.expr | str] | None:

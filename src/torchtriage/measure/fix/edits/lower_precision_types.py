@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import is_self
 from torchtriage.measure.fix.edits._torch import calls_at, function_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import remove, source
+from torchtriage.measure.fix.statements import end_of, remove, source
 
 CODES = frozenset({"CPY012", "HST114"})
 CHANGES = "the model computes in float32, with 7 digits where there were 16"
@@ -50,8 +50,7 @@ def _narrow_array(site: Site, call: SourceCall) -> SourceEdit | None:
     if cast or keyword(call.node, "dtype") is not None or len(call.node.args) != 1:
         return None
     if call.attr == "from_numpy":
-        line, column = call.node.end_lineno or 0, call.node.end_col_offset or 0
-        return SourceEdit(line, column, line, column, ".float()")
+        return SourceEdit(*end_of(call.node), *end_of(call.node), ".float()")
     return add_keyword(site.module.text, call.node, "dtype", f"{torch_in(site.module)[0]}.float32")
 
 
@@ -75,10 +74,8 @@ def _everywhere(module: Module) -> tuple[list[SourceEdit], bool]:
         owner = call.owner
         if owner is None or call.node.args:
             continue
-        end = (owner.end_lineno or 0, owner.end_col_offset or 0)
-        last = (call.node.end_lineno or 0, call.node.end_col_offset or 0)
         module_itself = call.receiver.kind == "module"
-        edits.append(SourceEdit(*end, *last, "" if module_itself else ".float()"))
+        edits.append(SourceEdit(*end_of(owner), *end_of(call.node), "" if module_itself else ".float()"))
         models += [call] if module_itself else []
     edits += [
         replace_node(node, f"{source(module, node.value)}.float32")
@@ -109,14 +106,11 @@ def _cast_once(site: Site, calls: list[SourceCall]) -> Iterator[Proposal]:
     """Yield the cast of a frozen weight where it is made, and none in each call."""
     function = function_at(site)
     owner = function.owner if function is not None else None
+    if owner is None:
+        return
     for call in calls:
         weight = call.owner
-        if (
-            owner is None
-            or call.attr not in CASTS
-            or not isinstance(weight, ast.Attribute)
-            or not is_self(weight.value)
-        ):
+        if call.attr not in CASTS or not isinstance(weight, ast.Attribute) or not is_self(weight.value):
             continue
         cast = source(site.module, call.node)[len(source(site.module, weight)) :]
         if call.attr == "to" and not any(site.module.name_of(item).startswith("torch.") for item in call.node.args):
@@ -124,13 +118,14 @@ def _cast_once(site: Site, calls: list[SourceCall]) -> Iterator[Proposal]:
         made = _frozen(site.module, owner.node, weight.attr)
         if made is None or source(site.module, made).endswith(cast):
             continue
-        line, column = made.end_lineno or 0, made.end_col_offset or 0
-        edits = [SourceEdit(line, column, line, column, cast)]
-        same = [item for item in site.module.sent(call.attr) if source(site.module, item.node).endswith(cast)]
-        for item in same:
-            if item.owner is not None and ast.dump(item.owner) == ast.dump(weight):
-                inside = any(item.node is part for part in ast.walk(owner.node))
-                edits += [replace_node(item.node, source(site.module, weight))] if inside else []
+        edits = [SourceEdit(*end_of(made), *end_of(made), cast)]
+        inside = set(ast.walk(owner.node))
+        edits += [
+            replace_node(item.node, source(site.module, weight))
+            for item in site.module.sent(call.attr)
+            if item.node in inside and source(site.module, item.node).endswith(cast)
+            if item.owner is not None and ast.dump(item.owner) == ast.dump(weight)
+        ]
         yield Proposal(tuple(edits), f"convert self.{weight.attr} once")
 
 

@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.edits._torch import calls_at, function_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import remove
+from torchtriage.measure.fix.statements import end_of, remove
 
 CODES = frozenset({"CPY011", "HST114", "LCH014"})
 
@@ -53,8 +53,7 @@ def _uncopied(module: Module, call: SourceCall) -> Iterator[SourceEdit]:
         if edit is not None:
             yield edit
         return
-    end = (owner.end_lineno or 0, owner.end_col_offset or 0)
-    yield SourceEdit(*end, call.node.end_lineno or 0, call.node.end_col_offset or 0, "")
+    yield SourceEdit(*end_of(owner), *end_of(call.node), "")
 
 
 def _channels_last(module: Module) -> Iterator[Proposal]:
@@ -71,11 +70,6 @@ def _channels_last(module: Module) -> Iterator[Proposal]:
             continue
         if not isinstance(given, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
             continue
-        edits = [
-            SourceEdit(
-                node.end_lineno or 0, node.end_col_offset or 0, node.end_lineno or 0, node.end_col_offset or 0, cast
-            )
-            for node in (made[0].expression, given)
-        ]
+        edits = [SourceEdit(*end_of(node), *end_of(node), cast) for node in (made[0].expression, given)]
         yield Proposal((*edits, *imports), f"{path} and its input in channels_last")
         return

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import literal
-from torchtriage.diagnose.lint.edits import SourceEdit
+from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.edits._flow import meets
 from torchtriage.measure.fix.edits._meanwhile import VIEWS, changed_in_place, may_wait
@@ -74,10 +74,9 @@ def _later(site: Site, statement: ast.stmt) -> list[SourceEdit]:
     edit = insert_after(site.module, outer, after)
     if edit is None:
         return []
-    end = (call.end_lineno or 0, call.end_col_offset or 0)
     kept = _is_new(site, tensor, outer) and not meets(path_of(tensor), changed_in_place(site.module, outer))
     copy = ".clone()" if how == "append" and not kept else ""
-    return [*imports, SourceEdit(call.lineno, call.col_offset, *end, f"{text}.detach(){copy}"), edit]
+    return [*imports, replace_node(call, f"{text}.detach(){copy}"), edit]
 
 
 def _is_taken(site: Site, read: tuple[ast.Call, ast.expr], value: ast.expr, how: str) -> bool:

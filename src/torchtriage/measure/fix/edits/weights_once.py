@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of
 from torchtriage.diagnose.lint.work_words import PURE_BUILTINS, PURE_METHODS
 from torchtriage.measure.fix.edits._flow import FORM, flow_of, loads, meets
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import imported, insert_after, source
+from torchtriage.measure.fix.statements import end_of, imported, insert_after, source
 
 CODES = frozenset({"HST121", "HST020", "HST114", "LCH105"})
 NUMBER = re.compile(r"(^|[._])(n|num|len|size|count|total|vocab\w*)(_|$)|(^|_)n[A-Z]|_size$|_count$|^len\(")
@@ -64,9 +64,8 @@ def _of_choices(module: Module, node: ast.Call, weights: ast.expr) -> tuple[Sour
     given = next(item for item in node.keywords if item.value is weights)
     if after is None:
         return ()
-    start = (given.lineno, given.col_offset)
-    end = (given.end_lineno or 0, given.end_col_offset or 0)
-    return (*imports, after, SourceEdit(*start, *end, f"cum_weights={name}"))
+    new = SourceEdit(given.lineno, given.col_offset, *end_of(given), f"cum_weights={name}")
+    return (*imports, after, new)
 
 
 def _kept(module: Module, weights: ast.expr, name: str) -> tuple[str, ast.stmt | None]:

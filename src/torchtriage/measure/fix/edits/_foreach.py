@@ -94,11 +94,8 @@ class Lists:
 
     def _scaled(self, name: str, node: ast.expr) -> list[str]:
         """Return the second operand, a factor as ``alpha`` where the operator has one."""
-        if name in ("add", "sub") and isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            for factor, other in ((node.left, node.right), (node.right, node.left)):
-                if not self.is_list(factor) and self.is_list(other):
-                    return [self.expression(other), f"alpha={self.source(factor)}"]
-        return [self.expression(node)]
+        term = self._term(node) if name in ("add", "sub") else None
+        return [term[1], f"alpha={term[0]}"] if term is not None else [self.expression(node)]
 
     def _called(self, node: ast.Call) -> str:
         if not isinstance(node.func, ast.Attribute):
@@ -181,6 +178,7 @@ class Lists:
         return True
 
     def _term(self, node: ast.expr) -> tuple[str, str] | None:
+        """Return the factor and the list of ``a * p``."""
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
             return None
         for factor, other in ((node.left, node.right), (node.right, node.left)):

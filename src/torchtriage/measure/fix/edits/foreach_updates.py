@@ -88,9 +88,14 @@ def _lists(module: Module, loop: ast.stmt) -> SourceEdit | None:
     if not isinstance(loop, ast.For) or loop.orelse:
         return None
     try:
-        return _instead(module, loop, _sum_of_norms(module, loop) or _rows(module, loop))
+        known = _Loop(module, loop)
+        rows = _sum_of_norms(known) or _rows(known)
     except NotListsError:
         return None
+    if known.test:
+        (chosen,) = known.lists.values()  # operators on lists want one tensor at least
+        rows = [f"if {chosen}:", *(f"{INDENT}{row}" for row in rows)]
+    return _instead(module, loop, [*known.rows, *rows])
 
 
 class _Loop:
@@ -102,9 +107,8 @@ class _Loop:
         self.lists: dict[str, str] = {}
         self.taken = names_in(module.scope(loop))
         self.made: dict[str, str] = {}
-        body, test = _guarded(loop)
-        self.body, self.test = body, test
-        self._begin(test)
+        self.body, self.test = _guarded(loop)
+        self._begin(self.test)
 
     def _begin(self, test: str) -> None:
         targets = [item.id for item in _targets(self.loop)]
@@ -179,9 +183,9 @@ class _Loop:
         return self._new(name, f"[{ast.unparse(node)} for {inside[0]} in {self.lists[inside[0]]}]")
 
 
-def _rows(module: Module, loop: ast.For) -> list[str]:
-    torch, _ = torch_in(module)
-    known = _Loop(module, loop)
+def _rows(known: _Loop) -> list[str]:
+    """Return the rows of the arithmetic on each tensor, on lists."""
+    module, loop, (torch, _) = known.module, known.loop, torch_in(known.module)
     if not any(_is_tensors(module, node) for node in ast.walk(loop)):
         raise NotListsError
     lists = Lists(torch, dict(known.lists), lambda node: source(module, node), known.entries, known.free)
@@ -204,16 +208,12 @@ def _rows(module: Module, loop: ast.For) -> list[str]:
         node.id in local for node in ast.walk(module.scope(loop)) if isinstance(node, ast.Name) and node not in inside
     ):
         raise NotListsError  # what the last turn left is used
-    if not known.test:
-        return [*known.rows, *lists.rows]
-    (chosen,) = known.lists.values()  # operators on lists want one tensor at least
-    return [*known.rows, f"if {chosen}:", *(f"{INDENT}{row}" for row in lists.rows)]
+    return lists.rows
 
 
-def _sum_of_norms(module: Module, loop: ast.For) -> list[str] | None:
+def _sum_of_norms(known: _Loop) -> list[str] | None:
     """Return the rows of ``total += p.grad.norm().item() ** 2``, of all gradients or parameters at once."""
-    known = _Loop(module, loop)
-    last = known.body[-1]
+    module, loop, last = known.module, known.loop, known.body[-1]
     if not isinstance(last, ast.AugAssign) or not isinstance(last.op, ast.Add) or not isinstance(last.target, ast.Name):
         return None
     torch, _ = torch_in(module)
@@ -233,11 +233,7 @@ def _sum_of_norms(module: Module, loop: ast.For) -> list[str] | None:
     lists = Lists(torch, dict(known.lists), ast.unparse, known.entries, known.free)
     made = lists.expression(ast.parse(tensor, mode="eval").body)
     norms = f"{torch}.stack({torch}._foreach_norm({made}{order}))"
-    row = f"{last.target.id} += {norms}{'.square()' * squared}.sum(){'.item()' * was_read}"
-    if not known.test:
-        return [*known.rows, *lists.rows, row]
-    (chosen,) = known.lists.values()
-    return [*known.rows, f"if {chosen}:", *(f"{INDENT}{item}" for item in (*lists.rows, row))]
+    return [*lists.rows, f"{last.target.id} += {norms}{'.square()' * squared}.sum(){'.item()' * was_read}"]
 
 
 def _is_tensors(module: Module, node: ast.AST) -> bool:

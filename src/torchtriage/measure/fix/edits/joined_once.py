@@ -115,13 +115,15 @@ def _begun(site: Site, growth: Growth, condition: ast.If) -> Proposal | None:
     return Proposal(complete(edits), f"join {paths} once, after the loop") if all(edits) else None
 
 
-def _outermost(site: Site, growth: Growth, condition: ast.If) -> Loop | None:
-    """Return the outermost loop that does nothing with what grows but let it grow."""
-    outer, tested = None, set(ast.walk(condition.test))
+def _outermost(site: Site, growth: Growth, condition: ast.If | None = None) -> Loop | None:
+    """Return the outermost loop that does nothing with what grows but let it grow, or begin by a condition."""
+    outer, most, tested = None, 1, set[ast.AST]()
+    if condition is not None:
+        most, tested = 2, set(ast.walk(condition.test))
     for loop in site.loops:
         named = [node for node in ast.walk(loop) if isinstance(node, ast.Name) and node.id == growth.path]
         stores = [node for node in named if not isinstance(node.ctx, ast.Load)]
-        if len(stores) > 2 or set(_reads(loop, growth.path, growth.statement)) - tested:
+        if len(stores) > most or set(_reads(loop, growth.path, growth.statement)) - tested:
             break
         outer = loop
     return outer
@@ -208,18 +210,7 @@ def _reads(root: ast.AST, path: str, without: ast.AST) -> list[ast.expr]:
 
 
 def _in_loop(site: Site, growth: Growth) -> Proposal | None:
-    module, path = site.module, growth.path
-    loops = site.loops
-    outer = None
-    for loop in loops:
-        stores = [
-            node
-            for node in ast.walk(loop)
-            if isinstance(node, ast.Name) and node.id == path and not isinstance(node.ctx, ast.Load)
-        ]
-        if _reads(loop, path, growth.statement) or len(stores) > 1:
-            break
-        outer = loop
+    module, path, outer = site.module, growth.path, _outermost(site, growth)
     if outer is None:
         return None
     name = f"{path}_parts"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of
+from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_words import TOKENIZER
 from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.proposal import Proposal, Site
@@ -20,8 +21,7 @@ CODES = frozenset(
 WHOLE = re.compile(r"^torchvision\.transforms\.(v2\.)?(Normalize|Resize|CenterCrop|ConvertImageDtype|Grayscale|Pad)$")
 """Transforms that do to a batch what they do to each of its images."""
 POINTWISE = frozenset(
-    f"torch.{name}"
-    for name in "abs exp log log1p sqrt clamp sigmoid tanh relu square round floor sign".split()  # noqa: SIM905
+    f"torch.{name}" for name in words("abs exp log log1p sqrt clamp sigmoid tanh relu square round floor sign")
 )
 
 
@@ -76,12 +76,9 @@ def _of_stack(module: Module, node: ast.Call) -> tuple[SourceEdit, ...]:
         return ()
     name, batch, element = over.target.id, source(module, over.iter), made.elt
     stacks = module.name_of(node.func) == "torch.stack"
-    if (
-        isinstance(element, ast.Call)
-        and isinstance(element.func, ast.Attribute)
-        and element.func.attr in ("to", "cuda")
-    ):
-        inner = element.func.value
+    method = element.func if isinstance(element, ast.Call) else None
+    if isinstance(method, ast.Attribute) and method.attr in ("to", "cuda"):
+        inner = method.value
         moved = source(module, element)[len(source(module, inner)) :]
         rest = source(module, made).replace(source(module, element), source(module, inner), 1)
         stacked = f"{source(module, node.func)}({rest}{', dim=0' if axis is not None else ''}){moved}"

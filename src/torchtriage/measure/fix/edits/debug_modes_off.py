@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import keyword, literal
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceCall
+from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._switches import flag_off, taken_out
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import insert_after, unwrap
@@ -33,19 +34,10 @@ TRACERS = (
     "torch.cuda.memory._record_memory_history",
     "tracemalloc.start",
 )
-VARIABLES = frozenset(
-    {
-        "AMD_SERIALIZE_COPY",
-        "AMD_SERIALIZE_KERNEL",
-        "CUDA_LAUNCH_BLOCKING",
-        "HIP_LAUNCH_BLOCKING",
-        "PYTHONTRACEMALLOC",
-        "TORCHDYNAMO_VERBOSE",
-        "TORCH_COMPILE_DEBUG",
-        "TORCH_DISTRIBUTED_DEBUG",
-        "TORCH_LOGS",
-    }
-)
+VARIABLES = words("""
+    AMD_SERIALIZE_COPY AMD_SERIALIZE_KERNEL CUDA_LAUNCH_BLOCKING HIP_LAUNCH_BLOCKING PYTHONTRACEMALLOC
+    TORCHDYNAMO_VERBOSE TORCH_COMPILE_DEBUG TORCH_DISTRIBUTED_DEBUG TORCH_LOGS
+""")
 
 
 def propose(site: Site) -> Iterator[Proposal]:

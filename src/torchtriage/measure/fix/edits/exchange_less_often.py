@@ -63,7 +63,7 @@ def _accumulating(site: Site) -> Iterator[Proposal]:
     known = module.aliases.get("nullcontext") == "contextlib.nullcontext"
     more = None if known else import_edit(module, "from contextlib import nullcontext")
     if edits and (known or more is not None):
-        yield Proposal((*edits, *([more] if more is not None else [])), "exchange gradients with the last micro-batch")
+        yield Proposal((*edits, *filter(None, [more])), "exchange gradients with the last micro-batch")
 
 
 def _parallel(module: Module) -> str:

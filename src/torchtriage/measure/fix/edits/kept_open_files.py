@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
-from torchtriage.diagnose.lint.facts import SourceCall
 from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, meets
@@ -18,6 +17,7 @@ from torchtriage.measure.fix.statements import complete, indent_of, insert_after
 HARMLESS = re.compile(
     r"^(print|str|len|pathlib\.(Path|PurePath)|os\.path\.\w+|os\.(makedirs|remove)|mkdir|unlink|exists)$"
 )
+"""What makes, or asks for, a file's name: any other call that is given it may read the file."""
 CODES = words("HST020 HST101 HST102 HST103 HST114 HST115 HST104 DAT018 CPY006")
 
 
@@ -69,12 +69,8 @@ def _around_loop(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
     moved = wrap(module, [outer], f"with {opened} as {source(module, item.optional_vars or item.context_expr)}:")
     edits = [edit for edit in moved if edit.line not in inside]  # a level more outside, and one less inside
     edits += [SourceEdit(block.lineno, 0, block.body[0].lineno, 0, ""), *_without_flush(site, block)]
-    changes = _changes(site, block)
-    return (
-        Proposal(tuple(edits), f"keep {opened} open, around the loop in line {outer.lineno}", changes)
-        if moved
-        else None
-    )
+    what = f"keep {opened} open, around the loop in line {outer.lineno}"
+    return Proposal(tuple(edits), what, _changes(site, block)) if moved else None
 
 
 def _in_class(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
@@ -107,13 +103,8 @@ def _in_class(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
         for node in ast.walk(statement)
         if isinstance(node, ast.Name) and node.id == item.optional_vars.id and node.lineno not in gone
     ]
-    if not all(edits):
-        return None
-    return Proposal(
-        complete(edits),
-        f"keep {source(module, item.context_expr)} open, in {owner.name}.__init__()",
-        _changes(site, block),
-    )
+    what = f"keep {source(module, item.context_expr)} open, in {owner.name}.__init__()"
+    return Proposal(complete(edits), what, _changes(site, block))
 
 
 def _changes(site: Site, block: ast.With) -> str:
@@ -131,24 +122,14 @@ def _without_flush(site: Site, block: ast.With) -> list[SourceEdit]:
 
 def _flushes(site: Site, statement: ast.stmt) -> bool:
     call = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(call, ast.Call):
-        return False
-    name = site.module.name_of(call.func)
-    return name.endswith((".flush", "os.fsync"))
+    return isinstance(call, ast.Call) and site.module.name_of(call.func).endswith((".flush", "os.fsync"))
 
 
 def _is_read(site: Site, opened: ast.expr, block: ast.With) -> bool:
     """Return whether the file is opened in another place as well: what is in the buffer is not seen there."""
-    files = _names(opened)
-    inside = set(ast.walk(block))
+    files, inside = _names(opened), set(ast.walk(block))
     calls = [call for call in site.module.calls if call.node not in inside]
-    reading = [call.node for call in calls if _may_read(call)]
-    return any(files & _names(node) for node in reading)
-
-
-def _may_read(call: SourceCall) -> bool:
-    """Return whether a call that is given a file's name may read it: all but what makes, or asks for, the name."""
-    return not HARMLESS.search(call.name or call.attr)
+    return any(files & _names(call.node) for call in calls if not HARMLESS.search(call.name or call.attr))
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -72,9 +72,9 @@ def _is_set_later(module: Module, owner: Class) -> bool:
     """Return whether anything but ``__init__`` gives an option another value."""
     inside, begin = set(ast.walk(owner.node)), set(ast.walk(owner.methods["__init__"].node))
     options = set(NAMES)
-    for place, value in (pair for node in begin if isinstance(node, ast.Assign) for pair in assigned_pairs(node)):
-        if isinstance(place, ast.Attribute) and isinstance(value, ast.Name) and value.id in NAMES:
-            options.add(place.attr)
+    for target, value in (pair for node in begin if isinstance(node, ast.Assign) for pair in assigned_pairs(node)):
+        if isinstance(target, ast.Attribute) and isinstance(value, ast.Name) and value.id in NAMES:
+            options.add(target.attr)
     for node in module.parents:
         if isinstance(node, ast.Call) and path_of(node.func) == "setattr":
             return True

@@ -67,16 +67,12 @@ def _users(site: Site, flow: Flow, moved: list[ast.stmt]) -> list[ast.Name] | No
             return None
         names |= target
     inside = {node for item in moved for node in ast.walk(item)}
-    others = [node for name in names for node in site.module.names(name, _scope(site)) if node not in inside]
+    scope = _scope(site)
+    named = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and node.id in names]
+    others = [node for node in named if node not in inside]
     # a closure may read them as well
-    elsewhere = [
-        node
-        for node in ast.walk(_scope(site))
-        if isinstance(node, ast.Name) and node.id in names and node not in inside and node not in others
-    ]
-    if elsewhere or not all(isinstance(node.ctx, ast.Load) for node in others):
-        return None
-    return others
+    alone = all(isinstance(node.ctx, ast.Load) and site.module.scope(node) is scope for node in others)
+    return others if alone else None
 
 
 def _stays_meanwhile(flow: Flow, moved: list[ast.stmt], between: list[ast.stmt]) -> bool:

@@ -134,7 +134,6 @@ def _is_unread_copy(site: Site, statement: ast.stmt) -> bool:
         return False
     if not isinstance(statement.value, ast.Call) or not COPIES.search(module.name_of(statement.value.func)):
         return False
-    named = module.names(statement.targets[0].id, module.scope(statement))
-    return not any(isinstance(item.ctx, ast.Load) for item in named) and isinstance(
-        module.scope(statement), ast.FunctionDef
-    )
+    scope = module.scope(statement)
+    read = any(isinstance(item.ctx, ast.Load) for item in module.names(statement.targets[0].id, scope))
+    return isinstance(scope, ast.FunctionDef) and not read

@@ -53,10 +53,8 @@ def _faster(module: Module, call: SourceCall) -> Iterator[Proposal]:
         return
     edit = _replaced(call, option) or add_keyword(module.text, call.node, option, "True")
     if edit is not None:
-        yield Proposal(
-            (edit,),
-            f"update all parameters at once: {name if name.isidentifier() else 'optimizer'}(..., {option}=True)",
-        )
+        shown = name if name.isidentifier() else "optimizer"
+        yield Proposal((edit,), f"update all parameters at once: {shown}(..., {option}=True)")
 
 
 def _replaced(call: SourceCall, option: str) -> SourceEdit | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import written
 from torchtriage.measure.fix.proposal import Proposal, Site
@@ -68,8 +68,7 @@ def _blocking(module: Module, loop: ast.While) -> tuple[SourceEdit, ...]:
     if _only_sleeps(module, loop) and test.endswith(".empty()") and loop in body[:-1]:
         after = source(module, body[body.index(loop) + 1])
         if f"{test.removesuffix('.empty()')}.get(" in after:
-            edit = remove(module, loop)
-            return (edit,) if edit is not None else ()
+            return complete([remove(module, loop)])
     for node in ast.walk(loop):
         if not isinstance(node, ast.Try):
             continue
@@ -86,8 +85,7 @@ def _blocking(module: Module, loop: ast.While) -> tuple[SourceEdit, ...]:
         if len(gets) == len(sleeps) == 1:
             seconds = source(module, sleeps[0].value.args[0])  # type: ignore[attr-defined]
             queue = source(module, gets[0].func.value)  # type: ignore[attr-defined]
-            out = remove(module, sleeps[0])
-            return (replace_node(gets[0], f"{queue}.get(timeout={seconds})"), out) if out is not None else ()
+            return complete([replace_node(gets[0], f"{queue}.get(timeout={seconds})"), remove(module, sleeps[0])])
     return ()
 
 
@@ -140,13 +138,8 @@ def _opposite(module: Module, test: ast.expr) -> str:
 
 def _paused(module: Module, loop: ast.While) -> tuple[SourceEdit, ...]:
     """Return the edits that put a pause where a loop of a thread has nothing to do."""
-    threads = [call for name in ("threading.Thread", "Thread") for call in module.called(name)]
-    targets = {
-        path_of(item.value).rpartition(".")[2]
-        for call in threads
-        for item in call.node.keywords
-        if item.arg == "target"
-    }
+    given = [keyword(call.node, "target") for call in module.called("threading.Thread", "Thread")]
+    targets = {path_of(item).rpartition(".")[2] for item in given if item is not None}
     is_thread = getattr(module.scope(loop), "name", "") in targets
     nothing = all(isinstance(item, ast.Pass) for item in loop.body)
     if not (is_thread or nothing) or (isinstance(loop.test, ast.Constant) and not literal(loop.test)):

@@ -63,13 +63,8 @@ def _given(module: Module, attr: str) -> Iterator[ast.expr]:
     """Yield what constructors of records are given for a field."""
     for known in module.classes.values():
         if attr in known.fields:
-            yield from (
-                item.value
-                for call in module.calls
-                if call.attr == known.name
-                for item in call.node.keywords
-                if item.arg == attr
-            )
+            given = (keyword(call.node, attr) for call in module.calls if call.attr == known.name)
+            yield from (item for item in given if item is not None)
 
 
 def _defaults(module: Module, attr: str) -> Iterator[ast.expr]:
@@ -83,8 +78,7 @@ def _defaults(module: Module, attr: str) -> Iterator[ast.expr]:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
-        field = isinstance(target, ast.Name) and isinstance(module.parents.get(node), ast.ClassDef)
-        if (isinstance(target, ast.Name) and field and target.id == attr) or (
-            isinstance(target, ast.Attribute) and target.attr == attr
-        ):
+        in_class = isinstance(module.parents.get(node), ast.ClassDef)
+        field = target.id if isinstance(target, ast.Name) and in_class else ""
+        if attr == (target.attr if isinstance(target, ast.Attribute) else field):
             yield node.value

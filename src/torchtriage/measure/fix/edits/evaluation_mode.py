@@ -33,14 +33,8 @@ def propose(site: Site) -> Iterator[Proposal]:
 
 
 def _where_made(module: Module, path: str, call: SourceCall) -> tuple[SourceEdit, ...]:
-    made = [
-        assign
-        for assign in module.assigns
-        if assign.target == path
-        and assign.how == "="
-        and isinstance(assign.node, ast.Assign)
-        and assign.expression is not call.node
-    ]
+    assigned = [item for item in module.assigns if item.target == path and item.how == "="]
+    made = [item for item in assigned if isinstance(item.node, ast.Assign) and item.expression is not call.node]
     if len(made) != 1:
         return ()
     expression = made[0].expression

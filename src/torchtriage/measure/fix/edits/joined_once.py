@@ -185,11 +185,9 @@ def _growth(module: Module, statement: ast.stmt) -> Growth | None:
         pair = given
     else:
         return None
-    if (
-        len(pair) != 2
-        or path_of(pair[0]) != path
-        or path in (path_of(node) for node in ast.walk(pair[1]) if isinstance(node, ast.expr))
-    ):
+    if len(pair) != 2 or path_of(pair[0]) != path:
+        return None
+    if path in (path_of(node) for node in ast.walk(pair[1]) if isinstance(node, ast.expr)):
         return None
     join = source(module, value.func)
     join = f"{join.rpartition('.')[0]}.concatenate" if join.endswith(".append") else join
@@ -199,14 +197,8 @@ def _growth(module: Module, statement: ast.stmt) -> Growth | None:
 
 def _reads(root: ast.AST, path: str, without: ast.AST) -> list[ast.expr]:
     inside = set(ast.walk(without))
-    return [
-        node
-        for node in ast.walk(root)
-        if isinstance(node, ast.Name | ast.Attribute)
-        and isinstance(node.ctx, ast.Load)
-        and path_of(node) == path
-        and node not in inside
-    ]
+    named = [node for node in ast.walk(root) if isinstance(node, ast.Name | ast.Attribute) and path_of(node) == path]
+    return [node for node in named if isinstance(node.ctx, ast.Load) and node not in inside]
 
 
 def _in_loop(site: Site, growth: Growth) -> Proposal | None:
@@ -244,11 +236,8 @@ def _in_class(site: Site, growth: Growth, first: tuple[ast.If, ast.Assign] | Non
         return None
     attribute = path[5:]
     inside = set(ast.walk(owner))
-    foreign = [
-        node
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and node.attr == attribute and node not in inside
-    ]
+    named = [node for node in ast.walk(module.tree) if isinstance(node, ast.Attribute) and node.attr == attribute]
+    foreign = any(node not in inside for node in named)
     kept = shared(module, module.scope(appending), viewed(module, growth.part))
     if any(meets(item, changed_in_place(module, owner)) for item in kept - {path}):
         return None

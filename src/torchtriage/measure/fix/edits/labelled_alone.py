@@ -69,14 +69,8 @@ def _made(site: Site, scope: ast.AST, logits: ast.Name, loss: ast.Call) -> ast.A
     """Return ``logits = head(hidden)`` in the statements around the loss, where nothing else uses them."""
     statement = site.statement
     body = body_of(site.module, statement) if statement is not None else None
-    made = [
-        node
-        for node in body or ()
-        if isinstance(node, ast.Assign)
-        and len(node.targets) == 1
-        and isinstance(node.targets[0], ast.Name)
-        and node.targets[0].id == logits.id
-    ]
+    assigned = [node for node in body or () if isinstance(node, ast.Assign)]
+    made = [node for node in assigned if [path_of(target) for target in node.targets] == [logits.id]]
     named = [node for node in walk(scope) if isinstance(node, ast.Name) and node.id == logits.id]
     inside = set(walk(loss.args[0]))
     if len(made) != 1 or any(node not in inside and node is not made[0].targets[0] for node in named):

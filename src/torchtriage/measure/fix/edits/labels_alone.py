@@ -78,9 +78,5 @@ def _labels(module: Module, data: ast.expr) -> str:
     if not isinstance(label, ast.Subscript) or getter is None or len(getter.node.args.args) != 2:
         return ""
     own, index = (arg.arg for arg in getter.node.args.args)
-    path = path_of(label.value)
-    return (
-        path.partition(".")[2]
-        if path.count(".") == 1 and path.startswith(f"{own}.") and path_of(label.slice) == index
-        else ""
-    )
+    holder, _, attribute = path_of(label.value).partition(".")
+    return attribute if holder == own and "." not in attribute and path_of(label.slice) == index else ""

@@ -102,16 +102,10 @@ def _shared(site: Site, path: str) -> ast.stmt | None:
     module, function = site.module, site.function
     if path not in flow_of(module).constants() or function is None:
         return None
-    if path in {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and _is_store(node)}:
-        return None
-    if path in {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}:
+    if _assigned(function, path) or path in {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}:
         return None
     made = [node for node in module.tree.body if isinstance(node, ast.Assign) and path in map(path_of, node.targets)]
     return made[0] if len(made) == 1 else None
-
-
-def _is_store(node: ast.Name) -> bool:
-    return not isinstance(node.ctx, ast.Load)
 
 
 def _searches(site: Site, place: ast.stmt, path: str) -> list[ast.Call]:
@@ -127,25 +121,15 @@ def _searches(site: Site, place: ast.stmt, path: str) -> list[ast.Call]:
 
 
 def _same_tests(root: ast.AST, path: str) -> list[ast.expr]:
-    return [
-        node.comparators[0]
-        for node in ast.walk(root)
-        if isinstance(node, ast.Compare)
-        and len(node.ops) == 1
-        and isinstance(node.ops[0], ast.In | ast.NotIn)
-        and path_of(node.comparators[0]) == path
-    ]
+    tests = [node for node in ast.walk(root) if isinstance(node, ast.Compare) and len(node.ops) == 1]
+    searched = [node.comparators[0] for node in tests if isinstance(node.ops[0], ast.In | ast.NotIn)]
+    return [node for node in searched if path_of(node) == path]
 
 
 def _is_list(site: Site, path: str) -> bool:
     """Return whether a path is a list, as far as the file shows."""
-    made = [
-        value
-        for node in ast.walk(site.module.tree)
-        if isinstance(node, ast.stmt)
-        for target, value in assigned_pairs(node)
-        if path_of(target) == path
-    ]
+    statements = (node for node in ast.walk(site.module.tree) if isinstance(node, ast.stmt))
+    made = [value for node in statements for target, value in assigned_pairs(node) if path_of(target) == path]
     return bool(made) and all(_gives_list(value) or _returns_list(site, value) for value in made)
 
 

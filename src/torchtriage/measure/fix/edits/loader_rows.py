@@ -60,12 +60,9 @@ def _edits(module: Module, call: SourceCall, given: dict[str, ast.expr]) -> tupl
             sampler = f"{sampler} if {source(module, given['shuffle'])} else {plain}({name})"
     last = source(module, given["drop_last"]) if "drop_last" in given else "False"
     sampler = f"{names['BatchSampler'][0]}({sampler}, {source(module, given['batch_size'])}, drop_last={last})"
-    others = [
-        f"{item.arg}={source(module, item.value)}"
-        for item in call.node.keywords
-        if item.arg not in (*POSITIONS[:5], "drop_last")
-    ]
-    arguments = [name, f"sampler={sampler}", "batch_size=None", *others]
+    others = [item for item in call.node.keywords if item.arg not in (*POSITIONS[:5], "drop_last")]
+    arguments = [name, f"sampler={sampler}", "batch_size=None"]
+    arguments += [f"{item.arg}={source(module, item.value)}" for item in others]
     edits.append(replace_node(call.node, call_text(module, call.node, arguments)))
     return complete(edits)
 

@@ -125,11 +125,8 @@ def _number(module: Module, call: SourceCall) -> int | None:
 def _parts_missing(module: Module, call: SourceCall) -> bool:
     """Return whether each worker would give all of a stream's data."""
     known = dataset(module, call)
-    return (
-        known is not None
-        and any(base.endswith("IterableDataset") for base in known.bases)
-        and "worker_info" not in module.text
-    )
+    is_stream = known is not None and any(base.endswith("IterableDataset") for base in known.bases)
+    return is_stream and "worker_info" not in module.text
 
 
 def _of_trainer(site: Site) -> Iterator[Proposal]:

@@ -75,11 +75,8 @@ def _is_needless(site: Site, statement: ast.stmt) -> bool:
     module = site.module
     if isinstance(statement, ast.If):
         calls = [path_of(part.func) for part in ast.walk(statement.test) if isinstance(part, ast.Call)]
-        return (
-            all(name.endswith("is_available") for name in calls)
-            and not statement.orelse
-            and all(_is_needless(site, item) for item in statement.body)
-        )
+        plain = not statement.orelse and all(name.endswith("is_available") for name in calls)
+        return plain and all(_is_needless(site, item) for item in statement.body)
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return False
     call = statement.value

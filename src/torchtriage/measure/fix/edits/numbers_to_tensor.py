@@ -45,13 +45,8 @@ def _is_made_of_python(module: Module, call: SourceCall) -> bool:
     if not isinstance(given, ast.Name | ast.Attribute) or module.value(given).kind in ("tensor", "numpy"):
         return False
     text = source(module, given)
-    made = [
-        assign
-        for assign in module.assigns
-        if assign.target == text
-        and assign.context.function is call.context.function
-        and assign.expression is not call.node
-    ]
+    assigned = [item for item in module.assigns if item.target == text and item.expression is not call.node]
+    made = [item for item in assigned if item.context.function is call.context.function]
     if made and all(assign.how == "=" for assign in made):
         return all(isinstance(assign.expression, ast.ListComp | ast.List) for assign in made)
     appended = [assign for assign in made if assign.how == "append"]

@@ -53,11 +53,8 @@ def _of_block(samples: Samples, function: SourceFunction, owner: Class, block: a
     if len(block.body) == 1 and isinstance(inner, ast.Assign) and _reads_all(samples, function, inner, name.id):
         return _read_once(module, owner, block, inner)
     attribute = _free(module, name.id if len(name.id) > 2 else "file")
-    reads = [
-        part
-        for part in ast.walk(function.node)
-        if isinstance(part, ast.Name) and part.id == name.id and part is not name
-    ]
+    named = [part for part in ast.walk(function.node) if isinstance(part, ast.Name) and part.id == name.id]
+    reads = [part for part in named if part is not name]
     if any(isinstance(part.ctx, ast.Store) for part in reads) or _is_plain_open(module, opened):
         return ()
     guard = f"if {attribute} is None:\n    {attribute} = {source(module, opened)}"
@@ -106,11 +103,8 @@ def _reads_all(samples: Samples, function: SourceFunction, inner: ast.Assign, fi
 
 def _is_shared(samples: Samples, node: ast.expr, function: SourceFunction) -> bool:
     """Return whether an expression opens the same file for all samples."""
-    return (
-        isinstance(node, ast.Call)
-        and CONTAINERS.match(samples.module.name_of(node.func)) is not None
-        and samples.is_fixed(node, function)
-    )
+    opens = isinstance(node, ast.Call) and CONTAINERS.match(samples.module.name_of(node.func)) is not None
+    return opens and samples.is_fixed(node, function)
 
 
 def _is_plain_open(module: Module, node: ast.expr) -> bool:

@@ -21,12 +21,10 @@ def propose(site: Site) -> Iterator[Proposal]:
     if "torch.jit" in site.module.text:
         return  # a script's numbers have no bit_length()
     for node in ast.walk(site.function or site.module.tree):
-        length = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-        if (
-            not isinstance(node, ast.Assign)
-            or not isinstance(length, ast.Name)
-            or not isinstance(node.value, ast.BinOp)
-        ):
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.value, ast.BinOp):
+            continue
+        length = node.targets[0]
+        if not isinstance(length, ast.Name):
             continue
         # 5 leading bits: no factor above 31, and 6 % more at most
         text = f"{length.id} += -{length.id} % (1 << max({length.id}.bit_length() - 5, 0))"
@@ -76,14 +74,9 @@ def _signals(module: Module, back: ast.Call, length: str) -> list[str]:
     made = module.made_of(node)
     if not isinstance(made, ast.BinOp) or not isinstance(made.op, ast.Mult) or _is_shared(module, node):
         return []
-    factors = [module.made_of(item) for item in (made.left, made.right)]
-    return [
-        path_of(item.args[0])
-        for item in factors
-        if isinstance(item, ast.Call)
-        and module.name_of(item.func) == FORWARD[module.name_of(back.func)]
-        and _length(item) == length
-    ]
+    forward, factors = FORWARD[module.name_of(back.func)], [module.made_of(item) for item in (made.left, made.right)]
+    calls = [item for item in factors if isinstance(item, ast.Call) and module.name_of(item.func) == forward]
+    return [path_of(item.args[0]) for item in calls if _length(item) == length]
 
 
 def _is_shared(module: Module, node: ast.expr) -> bool:

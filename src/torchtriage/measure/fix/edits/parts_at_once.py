@@ -16,6 +16,7 @@ from torchtriage.measure.fix.statements import bound, free_name, insert_before, 
 
 CODES = frozenset({"KRN072"})
 ONCE = ast.expr | ast.keyword | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr | ast.With
+NUMBER = ast.Name | ast.Constant | ast.BinOp | ast.operator | ast.expr_context
 PERHAPS = ast.IfExp | ast.BoolOp | ast.Lambda | ast.ListComp | ast.GeneratorExp
 
 
@@ -88,13 +89,6 @@ def _parts(module: Module, loop: Loop) -> Iterator[Part]:
             continue  # a place in something else
         places = indices(node)
         at = [number for number, place in enumerate(places) if loop.target.id in names_in(place)]
-        n_whole = sum(map(is_whole, places))
-        if len(at) == 1 and n_whole == len(places) - 1 and _is_number(places[at[0]]):
+        plain = all(isinstance(part, NUMBER) for number in at for part in ast.walk(places[number]))
+        if len(at) == 1 and sum(map(is_whole, places)) == len(places) - 1 and plain:
             yield Part(node, at[0], places[at[0]])
-
-
-def _is_number(node: ast.expr) -> bool:
-    return all(
-        isinstance(part, ast.Name | ast.Constant | ast.BinOp | ast.operator | ast.expr_context)
-        for part in ast.walk(node)
-    )

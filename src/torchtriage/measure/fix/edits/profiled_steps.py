@@ -12,6 +12,7 @@ from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import complete, insert_after, insert_before, module_in, source
 
 CODES = words("MSR045 HST020 HST114")
+PROFILERS = words("torch.profiler.profile torch.profiler.profiler.profile")
 
 
 def propose(site: Site) -> Iterator[Proposal]:
@@ -24,10 +25,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         return
     for item in node.items:
         call = item.context_expr
-        if not isinstance(call, ast.Call) or module.name_of(call.func) not in (
-            "torch.profiler.profile",
-            "torch.profiler.profiler.profile",
-        ):
+        if not isinstance(call, ast.Call) or module.name_of(call.func) not in PROFILERS:
             continue
         if keyword(call, "schedule") is not None or not isinstance(item.optional_vars, ast.Name):
             continue

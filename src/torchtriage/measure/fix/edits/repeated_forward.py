@@ -45,11 +45,8 @@ def _runs(flow: Flow, call: ast.Call) -> bool:
     known = flow.call(call)
     if known is None or not (call.args or call.keywords):
         return False
-    if any(
-        isinstance(part, ast.Call) and RANDOM.search(path_of(part.func))
-        for item in call.args
-        for part in ast.walk(item)
-    ):
+    inside = [part.func for item in call.args for part in ast.walk(item) if isinstance(part, ast.Call)]
+    if any(RANDOM.search(path_of(func)) for func in inside):
         return False
     return known.receiver.kind == "module" or any(callee.runs_module for callee in known.callees)
 
@@ -72,11 +69,8 @@ def _second(site: Site, flow: Flow, call: ast.Call) -> Proposal | None:
     begin, end = _statement(site, first), _statement(site, second)
     body = body_of(module, begin) or []
     inside = next((item for item in body if end in ast.walk(item)), None)
-    if (
-        inside is None
-        or begin is end
-        or module.around(first, ast.For, ast.While) is not module.around(second, ast.For, ast.While)
-    ):
+    loops = [module.around(item, ast.For, ast.While) for item in (first, second)]
+    if inside is None or begin is end or loops[0] is not loops[1]:
         return None
     between = body[body.index(begin) + 1 : body.index(inside)]
     text = "\n".join(source(module, item) for item in between)
@@ -113,14 +107,9 @@ def _kept(site: Site, flow: Flow, call: ast.Call, statement: ast.stmt) -> Propos
     if target & set().union(*map(stored_names, inner.body)):
         return None
     counter, more = counter_of(site, inner)
-    model = re.sub(r"\W+", "_", path_of(call.func).removeprefix("self."))
-    name = f"{model}_outputs"
-    if (
-        not counter
-        or name in names_in(module.tree)
-        or _is_trained(site, path_of(call.func))
-        or _is_given(site, path_of(call.func))
-    ):
+    path = path_of(call.func)
+    name = re.sub(r"\W+", "_", path.removeprefix("self.")) + "_outputs"
+    if not counter or name in names_in(module.tree) or _is_trained(site, path) or _is_given(site, path):
         return None
     text = outdented(module, statement.value, statement)
     check = insert_before(module, statement, f"if {counter} not in {name}:\n    {name}[{counter}] = {text}")
@@ -128,7 +117,7 @@ def _kept(site: Site, flow: Flow, call: ast.Call, statement: ast.stmt) -> Propos
     if check is None or before is None:
         return None
     edits = (before, *more, check, replace_node(statement.value, f"{name}[{counter}]"))
-    return Proposal(edits, f"run {path_of(call.func)}() once for each batch, and not in each epoch")
+    return Proposal(edits, f"run {path}() once for each batch, and not in each epoch")
 
 
 def _is_given(site: Site, path: str) -> bool:

@@ -107,10 +107,8 @@ def _notified(site: Site, loop: ast.While) -> tuple[SourceEdit, ...]:
         setting += [item for item in ast.walk(method) if isinstance(item, _SIMPLE) and watched & written([item])]
     own = set(ast.walk(owner))
     watched_names = {path.partition(".")[2] for path in watched}
-    if any(
-        isinstance(node, ast.Attribute) and node.attr in watched_names and node not in own
-        for node in ast.walk(module.tree)
-    ):
+    outside = [node for node in ast.walk(module.tree) if isinstance(node, ast.Attribute) and node not in own]
+    if any(node.attr in watched_names for node in outside):
         return ()  # set from outside without a notice
     first = next((item for item in init.body if watched & written([item])), None)
     if first is None or not setting or any("self.changed" in source(module, item) for item in owner.body):

@@ -72,13 +72,8 @@ def _kept(module: Module, weights: ast.expr, name: str) -> tuple[str, ast.stmt |
     """Return what the sums are to be called, and the one statement that gives the weights their value."""
     path = path_of(weights)
     owner, dot, _ = path.rpartition(".")
-    made = [
-        assign
-        for assign in module.assigns
-        if assign.target == path and isinstance(assign.node, ast.stmt) and assign.how == "="
-    ]
-    others = [assign for assign in module.assigns if assign.target == path and assign not in made]
-    if not path or len(made) != 1 or others or not isinstance(made[0].node, ast.Assign):
+    made = [item for item in module.assigns if item.target == path]
+    if not path or len(made) != 1 or made[0].how != "=" or not isinstance(made[0].node, ast.Assign):
         return "", None
     statement, flow = made[0].node, flow_of(module)
     around = module.tree if dot else module.scope(statement)

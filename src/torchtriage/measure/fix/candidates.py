@@ -192,10 +192,8 @@ def candidates_of(findings: Iterable[Finding], files: Files) -> tuple[list[Candi
     seen: set[str] = set()
     for finding in findings:
         codes = (finding.code, HOT_LINE) if finding.saves else (finding.code,)
-        proposed: list[Candidate] = []
-        for code in codes:
-            if not proposed:
-                proposed = [candidate for candidate in _proposed(finding, code, files) if _changes(candidate, files)]
+        by_code = ([item for item in _proposed(finding, code, files) if _changes(item, files)] for code in codes)
+        proposed = next(filter(None, by_code), [])
         proposed.sort(key=lambda candidate: (candidate.last, not _is_near(candidate, files)))
         if not proposed:
             without.append(finding)

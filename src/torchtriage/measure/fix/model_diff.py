@@ -170,12 +170,8 @@ def _check(before: str, after: str) -> None:
 def _used(tree: ast.AST) -> set[tuple[str, str]]:
     """Return what a file uses: names, attributes, imports, and members of modules that can do harm."""
     used: set[tuple[str, str]] = set()
-    aliases = {
-        alias.asname or alias.name: alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
+    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    aliases = {alias.asname or alias.name: alias.name for alias in imports}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             used.add(("name", node.id))

@@ -228,8 +228,5 @@ def _walk(folder: Path, apart: Path | None) -> Iterator[tuple[Path, list[str], l
             and here / name != apart
             and not (here / name / "pyvenv.cfg").exists()
         ]
-        yield (
-            here,
-            folders,
-            [name for name in (*files, *links) if (here / name).is_symlink() or (here / name).is_file()],
-        )
+        kept = [name for name in (*files, *links) if (here / name).is_symlink() or (here / name).is_file()]
+        yield here, folders, kept

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,14 +60,12 @@ class Site:
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
         """The loops whose body holds the line, or that begin at it, in its function; innermost first."""
-        return tuple(self._loops())
-
-    def _loops(self) -> Iterator[Loop]:
+        found: list[Loop] = []
         node: ast.AST | None = self.statement
         while node is not None and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            if isinstance(node, Loop):
-                yield node
+            found += [node] if isinstance(node, Loop) else []
             node = self.module.parents.get(node)
+        return tuple(found)
 
     @cached_property
     def step_loop(self) -> Loop | None:

@@ -64,17 +64,12 @@ def race(
             break
         progress(number, len(live))
         folder = out / f"round{number + 1}"
-
-        def before(folder: Path = folder) -> None:
-            base.append(_run(copy, base_files or {}, folder / "before", steps))
-
         # the program as it is runs before the others in one round, after them in the next
-        if number % 2 == 0:
-            before()
-        for place, entrant in enumerate(live[:: -1 if number % 2 else 1]):
-            _run_changed(copy, entrant, folder / f"after{place + 1}", steps)
-        if number % 2:
-            before()
+        for place, entrant in enumerate([None, *live][:: -1 if number % 2 else 1]):
+            if entrant is None:
+                base.append(_run(copy, base_files or {}, folder / "before", steps))
+            else:
+                _run_changed(copy, entrant, folder / f"after{place + number % 2}", steps)
         firsts.append("after" if number % 2 else "before")
         n_runs += 1 + len(live)
         for entrant in live:

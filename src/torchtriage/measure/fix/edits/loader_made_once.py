@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Module, SourceCall
-from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import keyword, literal, names_in
 from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
 from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.edits._loaders import REORDERED, draws, shuffles
@@ -16,7 +16,6 @@ from torchtriage.measure.fix.edits._settings import constant_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import (
     again,
-    bound,
     edits_between,
     free_name,
     insert_before,
@@ -151,16 +150,12 @@ def _stays(module: Module, node: ast.Call, loop: Loop) -> bool:
     """Return whether all that a call reads comes from outside of a loop, and its name means nothing else there."""
     inside = [*([] if isinstance(loop, ast.While) else [loop.target]), *loop.body]
     parts = [part for item in inside for part in ast.walk(item)]
-    stored = [part for part in parts if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)]
     own = module.parents.get(node)
     if isinstance(own, ast.Assign):
         target = own.targets[0]
-        again_bound = [part for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
-        if isinstance(target, ast.Name) and [part.id for part in again_bound].count(target.id) != 1:
+        stored = [part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
+        if isinstance(target, ast.Name) and stored.count(target.id) != 1:
             return False
-    read = {path_of(part) for part in ast.walk(node) if isinstance(part, ast.Attribute)}
     flow = flow_of(module)
     varying = flow.changes(inside) | flow.handed_over(inside)
-    if any(meets(path, varying) for path in flow.reads(node)):
-        return False
-    return not names_in(node) & bound(inside) and not read & {path_of(part) for part in stored}
+    return not any(meets(path, varying) for path in flow.reads(node))

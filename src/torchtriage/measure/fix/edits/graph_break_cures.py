@@ -68,22 +68,19 @@ def _chosen(module: Module, test: ast.expr) -> SourceEdit | None:
     branch = module.around(test, ast.stmt)
     if not isinstance(branch, ast.If) or test not in ast.walk(branch.test):
         return None
-    first = _assigned(branch.body)
-    other = _assigned(branch.orelse) if branch.orelse else (first[0], first[0]) if first is not None else None
-    if first is None or other is None or first[0] != other[0] or isinstance(branch.test, ast.BoolOp):
+    name, given = _assigned(module, branch.body)
+    other, rest = _assigned(module, branch.orelse) if branch.orelse else (name, name)
+    if not name or other != name or isinstance(branch.test, ast.BoolOp):
         return None
-    name, value = first
-    condition = source(module, branch.test)
-    rest = other[1] if isinstance(other[1], str) else source(module, other[1])
-    given = value if isinstance(value, str) else source(module, value)
-    text = f"{name} = {torch_in(module)[0]}.where({condition}, {given}, {rest})"
+    text = f"{name} = {torch_in(module)[0]}.where({source(module, branch.test)}, {given}, {rest})"
     inside = source(module, branch)
     return None if "#" in inside or inside.startswith("elif") else replace_node(branch, text)
 
 
-def _assigned(body: list[ast.stmt]) -> tuple[str, ast.expr | str] | None:
+def _assigned(module: Module, body: list[ast.stmt]) -> tuple[str, str]:
+    """Return the variable that a branch does nothing but assign, and the text of what; nothing where it does more."""
     statement = body[0]
     if len(body) != 1 or not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-        return None
+        return "", ""
     target = statement.targets[0]
-    return (target.id, statement.value) if isinstance(target, ast.Name) else None
+    return (target.id, source(module, statement.value)) if isinstance(target, ast.Name) else ("", "")

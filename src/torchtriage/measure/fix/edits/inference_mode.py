@@ -97,23 +97,19 @@ def _callees(site: Site) -> Iterator[Proposal]:
 
 def _around_loop(site: Site) -> Iterator[Proposal]:
     loop = site.step_loop
-    if loop is None or takes_gradients(site.module, loop, TRAINS):
-        return
-    if any(isinstance(node, Generator) for node in ast.walk(site.function or loop)):
+    if loop is None or any(isinstance(node, Generator) for node in ast.walk(site.function or loop)):
         return  # whoever asks for the next item would run without autograd
-    torch, imports = torch_in(site.module)
-    edits = wrap(site.module, [loop], f"with {torch}.{_mode(site.module)}():")
-    if edits:
-        yield Proposal((*edits, *imports), f"run the loop in line {loop.lineno} without autograd")
+    yield from _block(site, loop, _mode(site.module), f"run the loop in line {loop.lineno} without autograd")
 
 
 def _around_statement(site: Site) -> Iterator[Proposal]:
     statement = site.statement
-    if not isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr):
-        return
-    if takes_gradients(site.module, statement, TRAINS):
-        return
+    if isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr):
+        yield from _block(site, statement, "no_grad", f"compute line {statement.lineno} without autograd")
+
+
+def _block(site: Site, statement: ast.stmt, mode: str, what: str) -> Iterator[Proposal]:
     torch, imports = torch_in(site.module)
-    edits = wrap(site.module, [statement], f"with {torch}.no_grad():")
-    if edits:
-        yield Proposal((*edits, *imports), f"compute line {statement.lineno} without autograd")
+    edits = wrap(site.module, [statement], f"with {torch}.{mode}():")
+    if edits and not takes_gradients(site.module, statement, TRAINS):
+        yield Proposal((*edits, *imports), what)

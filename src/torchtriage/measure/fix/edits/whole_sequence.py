@@ -107,20 +107,14 @@ def _is_alone(module: Module, cell: ast.expr) -> bool:
 def _kept(module: Module, loop: ast.For, statement: ast.stmt, hidden: str) -> tuple[str, ast.Call] | None:
     """Return the list that a loop appends its hidden state to, and the stack that is made of it."""
     call = statement.value if isinstance(statement, ast.Expr) else None
-    appends = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append"
-    if not appends or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or len(call.args) != 1:
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "append":
         return None
-    given = call.args[0]
-    plain = given.func.value if isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute) else given
     name = path_of(call.func.value)
     reads = [item for item in module.names(name, module.scope(loop)) if isinstance(item.ctx, ast.Load)]
     uses = [module.parents.get(item) for item in reads if item is not call.func.value]
-    if path_of(plain) != hidden or plain is not given or len(uses) != 1:
-        return None
-    stack = uses[0]
-    if isinstance(stack, ast.Call) and module.name_of(stack.func) == "torch.stack":
-        return name, stack
-    return None
+    stack = uses[0] if len(uses) == 1 and [path_of(item) for item in call.args] == [hidden] else None
+    is_stack = isinstance(stack, ast.Call) and module.name_of(stack.func) == "torch.stack"
+    return (name, stack) if isinstance(stack, ast.Call) and is_stack else None
 
 
 def _along(module: Module, stack: ast.Call, batch_first: bool) -> bool:

@@ -26,18 +26,9 @@ _OF_PYTHON = """
 collections concurrent.futures contextlib copy dataclasses functools itertools json math operator os os.path pathlib
 queue random re statistics threading time typing
 """
-OF_TORCH = (
-    "*.py",
-    "_C/*.pyi",
-    "amp/*.py",
-    "autograd/*.py",
-    "cuda/*.py",
-    "nn/*.py",
-    "nn/modules/*.py",
-    "nn/utils/*.py",
-    "optim/*.py",
-    "utils/data/*.py",
-)
+_OF_TORCH = """
+*.py _C/*.pyi amp/*.py autograd/*.py cuda/*.py nn/*.py nn/modules/*.py nn/utils/*.py optim/*.py utils/data/*.py
+"""
 LIBRARIES = frozenset(
     {"F", "PIL", "accelerate", "lightning", "nn", "np", "numpy", "torch", "torchaudio", "torchvision", "transformers"}
 )
@@ -68,7 +59,8 @@ def public_names() -> frozenset[str]:
     for holder in (builtins, *of_types, *map(importlib.import_module, _OF_PYTHON.split())):
         named |= set(dir(holder))
     of_torch, of_numpy = Path(spec.origin).parent, Path(np.__file__).parent
-    patterns = [*((of_torch, pattern) for pattern in OF_TORCH), (of_numpy, "*.pyi"), (of_numpy, "[a-z]*/*.pyi")]
+    patterns = [(of_torch, pattern) for pattern in _OF_TORCH.split()]
+    patterns += [(of_numpy, "*.pyi"), (of_numpy, "[a-z]*/*.pyi")]
     for path in chain.from_iterable(folder.glob(pattern) for folder, pattern in patterns):
         text = path.read_text(encoding="utf-8", errors="replace")
         named |= {path.stem, path.parent.name, *(name for pair in _NAMED.findall(text) for name in pair if name)}

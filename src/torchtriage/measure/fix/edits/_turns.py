@@ -111,12 +111,10 @@ def mapped(turns: Turns, scope: ast.AST, parts: Iterable[ast.AST]) -> tuple[list
     module = turns.module
     found = [Mapped(path, 0, name) for name, path in turns.rows.items()]
     numbers: list[ast.Name] = []
-    for node in (item for part in parts for item in ast.walk(part)):
-        if (
-            isinstance(node, ast.Subscript)
-            and path_of(node.value) in turns.rows
-            and isinstance(literal(node.slice), str)
-        ):
+    inside = {item: None for part in parts for item in ast.walk(part)}
+    for node in inside:
+        entry = literal(node.slice) if isinstance(node, ast.Subscript) and path_of(node.value) in turns.rows else None
+        if isinstance(entry, str):
             raise NotRowsError  # of a list of dictionaries
         if not isinstance(node, ast.Name) or not turns.index or node.id != turns.index:
             continue
@@ -129,7 +127,7 @@ def mapped(turns: Turns, scope: ast.AST, parts: Iterable[ast.AST]) -> tuple[list
                 same = Mapped(path, axis, "")
                 found.append(same)
             same.uses.append(place)
-        elif isinstance(place, ast.BinOp | ast.Compare) and module.around(node, ast.Subscript) not in _inside(parts):
+        elif isinstance(place, ast.BinOp | ast.Compare) and module.around(node, ast.Subscript) not in inside:
             numbers.append(node)
         else:
             raise NotRowsError
@@ -146,10 +144,6 @@ def mapped(turns: Turns, scope: ast.AST, parts: Iterable[ast.AST]) -> tuple[list
 def _names_torch(module: Module, scope: ast.AST) -> bool:
     nodes = [node for node in ast.walk(scope) if isinstance(node, ast.Attribute)]
     return any(node.attr in TENSOR_ONLY or module.name_of(node).startswith("torch.") for node in nodes)
-
-
-def _inside(parts: Iterable[ast.AST]) -> set[ast.AST]:
-    return {item for part in parts for item in ast.walk(part)}
 
 
 def axis_of(node: ast.Subscript, index: str) -> int:

@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceFunction
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import bound, end_of, insert_after, remove, source
+from torchtriage.measure.fix.statements import bound, complete, end_of, insert_after, remove, source
 
 CODES = frozenset({"CMP030", "CMP031"})
 
@@ -22,8 +22,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         if function is None or owner is None or not compiled(call.context) or not path_of(owner).startswith("self."):
             continue
         edits = _moved(site.module, function, call.node)
-        if edits:
-            yield Proposal(edits, f"append to {path_of(owner)} outside compiled code")
+        yield Proposal(edits, f"append to {path_of(owner)} outside compiled code")
 
 
 def _moved(module: Module, function: SourceFunction, append: ast.Call) -> tuple[SourceEdit, ...]:
@@ -44,11 +43,9 @@ def _moved(module: Module, function: SourceFunction, append: ast.Call) -> tuple[
     scope = module.scope(site)
     if name in names_in(scope) or isinstance(scope, ast.Module):
         return ()
-    out = remove(module, statement)
     after = insert_after(module, site, f"{source(module, owner)}.append({name})")
-    if out is None or after is None:
-        return ()
-    return (out, _longer(last.value, source(module, value)), _longer(site.targets[0], name), after)
+    longer = _longer(last.value, source(module, value)), _longer(site.targets[0], name)
+    return complete((remove(module, statement), *longer, after))
 
 
 def _longer(node: ast.expr, text: str) -> SourceEdit:

@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._switches import flag_off, taken_out
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import insert_after, unwrap
+from torchtriage.measure.fix.statements import complete, insert_after, unwrap
 
 CODES = frozenset({"CFG044", "CFG046", "CFG103", "MSR101"})
 
@@ -101,5 +101,4 @@ def _unfilled(module: Module, call: SourceCall) -> Iterator[Proposal]:
     torch = ast.unparse(call.node.func).rpartition(".")[0]
     if isinstance(statement, ast.Expr) and torch and call.node.args and literal(call.node.args[0]) is not False:
         edit = insert_after(module, statement, f"{torch}.utils.deterministic.fill_uninitialized_memory = False")
-        if edit is not None:
-            yield Proposal((edit,), "leave new memory as it is")
+        yield Proposal(complete([edit]), "leave new memory as it is")

@@ -24,9 +24,8 @@ def propose(site: Site) -> Iterator[Proposal]:
     kept, where = _kept(statement)
     if not kept or _is_differentiated(site, where):
         return
-    edits = [edit for node in kept for edit in _detached(module, node)]
-    if edits:
-        yield Proposal(tuple(edits), f"keep line {statement.lineno}'s values without their graph")
+    edits = tuple(edit for node in kept for edit in _detached(module, node))
+    yield Proposal(edits, f"keep line {statement.lineno}'s values without their graph")
 
 
 def _kept(statement: ast.stmt) -> tuple[list[ast.expr], str]:

@@ -27,7 +27,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             name = path_of(node.targets[0])
             same = [item for item in nodes if isinstance(item, ast.Name) and item.id == name]
             reads = [item for item in same if isinstance(item.ctx, ast.Load)]
-            if name and len(same) == len(reads) + 1 and all(_is_factor(module, item) for item in reads):
+            if name and len(same) == len(reads) + 1 and all(_is_product(module.parents.get(item)) for item in reads):
                 made[name] = value
     edits: list[SourceEdit] = []
     used: set[str] = set()
@@ -37,16 +37,11 @@ def propose(site: Site) -> Iterator[Proposal]:
             if text != source(module, node):
                 edits.append(replace_node(node, text))  # type: ignore[arg-type]
     edits += [replace_node(call, source(module, vector)) for name, (call, vector) in made.items() if name in used]
-    if edits:
-        yield Proposal(tuple(edits), "scale rows and columns, without a product with a diagonal matrix")
+    yield Proposal(tuple(edits), "scale rows and columns, without a product with a diagonal matrix")
 
 
 def _is_product(node: ast.AST | None) -> bool:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
-
-
-def _is_factor(module: Module, node: ast.expr) -> bool:
-    return _is_product(module.parents.get(node))
 
 
 def _diagonal(module: Module, node: ast.expr) -> tuple[ast.Call, ast.expr] | None:

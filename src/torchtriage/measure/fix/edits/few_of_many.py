@@ -44,8 +44,8 @@ def _sort(module: Module, node: ast.Call) -> Proposal | None:
         return None
     values = source(module, node.args[0] if function else node.func.value)
     rest = node.args[1:] if function else node.args
-    dim, descending = keyword(node, "dim") or next(iter(rest[:1]), None), keyword(node, "descending")
-    descending = descending or next(iter(rest[1:2]), None)
+    dim = keyword(node, "dim") or next(iter(rest[:1]), None)
+    descending = keyword(node, "descending") or next(iter(rest[1:2]), None)
     parts = _uses(module, node, last == "argsort")
     if descending is not None and not isinstance(literal(descending), bool):
         return None

@@ -35,8 +35,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     )
     after = f"for {weight} in {weights}:\n    {weight}.requires_grad_(True)"
     edits = complete((insert_before(module, statement, before), insert_after(module, behind, after)))
-    if edits:
-        yield Proposal(edits, f"no gradients of {model}'s weights for this loss")
+    yield Proposal(edits, f"no gradients of {model}'s weights for this loss")
 
 
 def _backward_of(statement: ast.stmt, rest: list[ast.stmt], model: str) -> ast.stmt | None:

@@ -41,12 +41,9 @@ def propose(site: Site) -> Iterator[Proposal]:
     constants = [item for item in constants if type(item.value) is int and 0 < item.value <= OFTEN]
     if constants:
         edits = tuple(replace_node(item, str(EVERY)) for item in dict.fromkeys(constants))
-        what = f"let {name} be {EVERY}: {', '.join(_lines(constants))}"
+        lines = sorted({f"line {item.lineno}" for item in constants})
+        what = f"let {name} be {EVERY}: {', '.join(lines)}"
         yield Proposal(edits, what, changes=f"reports, checkpoints or evaluations come every {EVERY} steps")
-
-
-def _lines(constants: list[ast.Constant]) -> list[str]:
-    return sorted({f"line {item.lineno}" for item in constants})
 
 
 def _remainder(site: Site) -> ast.expr | None:

@@ -141,7 +141,7 @@ def _starts(site: Site, path: str, outer: Loop) -> list[ast.expr] | None:
             continue
         around = site.module.parents[node]
         made = site.module.parents[around] if isinstance(around, ast.Tuple) else around
-        if not isinstance(made, ast.Assign) or (again is not None and again not in _outside(site.module, made)):
+        if not isinstance(made, ast.Assign) or (again is not None and made not in ast.walk(again)):
             return None
         value = made.value
         if isinstance(around, ast.Tuple):
@@ -150,11 +150,6 @@ def _starts(site: Site, path: str, outer: Loop) -> list[ast.expr] | None:
             value = value.elts[around.elts.index(node)]
         values.append(value)
     return values
-
-
-def _outside(module: Module, node: ast.AST) -> Iterator[ast.AST]:
-    while node in module.parents:
-        yield (node := module.parents[node])
 
 
 def _changes(module: Module, outer: ast.AST, part: ast.expr) -> bool:

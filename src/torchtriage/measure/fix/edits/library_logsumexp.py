@@ -27,8 +27,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             for shift, logarithm in ((node.left, node.right), (node.right, node.left)):
                 edits = _edits(site.module, node, shift, logarithm)
-                if edits:
-                    yield Proposal(edits, "take the logarithm of the sum with torch.logsumexp")
+                yield Proposal(edits, "take the logarithm of the sum with torch.logsumexp")
 
 
 def _edits(module: Module, node: ast.BinOp, shift: ast.expr, logarithm: ast.expr) -> tuple[SourceEdit, ...]:

@@ -35,8 +35,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             torch, imports = torch_in(site.module)
             yield Proposal((edit, *imports), f"{torch}.float32 from the array on")
     edits, wide_model = _everywhere(site.module)
-    if edits:
-        yield Proposal(tuple(edits), "float32 instead of float64", changes=CHANGES if wide_model else NARROWER)
+    yield Proposal(tuple(edits), "float32 instead of float64", changes=CHANGES if wide_model else NARROWER)
 
 
 def _names_double(module: Module, call: SourceCall) -> bool:

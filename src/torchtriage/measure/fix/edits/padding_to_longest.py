@@ -34,9 +34,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             if edits:
                 yield Proposal(edits, WHAT)
                 return
-    edits = _of_lists(site)
-    if edits:
-        yield Proposal(edits, WHAT)
+    yield Proposal(_of_lists(site), WHAT)
 
 
 def _by_tokenizer(site: Site, node: ast.Call, padding: ast.expr) -> Iterator[Proposal]:

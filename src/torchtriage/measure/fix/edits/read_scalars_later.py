@@ -23,11 +23,8 @@ def propose(site: Site) -> Iterator[Proposal]:
     loop = site.step_loop
     if loop is None:
         return
-    edits: list[SourceEdit] = []
-    for item in _statements(loop.body):
-        edits += _later(site, item)
-    if edits:
-        yield Proposal(tuple(dict.fromkeys(edits)), f"read what the loop in line {loop.lineno} adds up after it")
+    edits = dict.fromkeys(edit for item in _statements(loop.body) for edit in _later(site, item))
+    yield Proposal(tuple(edits), f"read what the loop in line {loop.lineno} adds up after it")
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -133,7 +133,8 @@ def _by_target(site: Site, flow: Flow) -> Proposal | None:
         key = ", ".join(keys)
         name = f"{path_of(call.func).rpartition('.')[2]}_of".lstrip("_")
         name = name.removeprefix("get_").removeprefix("prepare_").removeprefix("make_").removeprefix("build_")
-        if name in names_in(module.tree) or any(module.value(node).kind in UNHASHABLE for node in _named(call, keys)):
+        named = [node for node in ast.walk(call) if isinstance(node, ast.Name) and node.id in keys]
+        if name in names_in(module.tree) or any(module.value(node).kind in UNHASHABLE for node in named):
             continue
         before = insert_before(module, outer, f"{name} = {{}}")
         text = outdented(module, call, statement)
@@ -144,7 +145,3 @@ def _by_target(site: Site, flow: Flow) -> Proposal | None:
             edits = (before, check, replace_node(call, f"{name}[{key}]"))
             return Proposal(edits, f"compute {source(module, call.func)}() once for each {key}")
     return None
-
-
-def _named(call: ast.Call, names: list[str]) -> list[ast.Name]:
-    return [node for node in ast.walk(call) if isinstance(node, ast.Name) and node.id in names]

@@ -22,9 +22,8 @@ def propose(site: Site) -> Iterator[Proposal]:
         return
     large = {hit.node for hit in find(module)}
     tables = [call.node for call in module.called(*TABLES) if call.node in large]
-    edits = [edit for table in tables for edit in set_keywords(module, table, {"sparse": "True"})]
-    if edits:
-        yield Proposal(tuple(edits), "let only the rows that a batch looks up have gradients")
+    edits = tuple(edit for table in tables for edit in set_keywords(module, table, {"sparse": "True"}))
+    yield Proposal(edits, "let only the rows that a batch looks up have gradients")
 
 
 def _takes_sparse(call: SourceCall) -> bool:

@@ -71,8 +71,9 @@ class _Nest:
         self.local = bound(item for item in self.body if item not in sums)
         stores = written(self.body) - bound(self.body)
         for name in stores:
-            for part in self._reads(name):
-                if self._index(part.slice) != self._index(self._store(name).slice):
+            for part in self._indexed(name):
+                is_read = isinstance(part.ctx, ast.Load)
+                if is_read and self._index(part.slice) != self._index(self._store(name).slice):
                     raise _NotElementwiseError
         end = self.loops[0].end_lineno or 0
         named = [node for node in ast.walk(self.module.scope(self.loops[0])) if isinstance(node, ast.Name)]
@@ -85,9 +86,6 @@ class _Nest:
         end = self.loops[0].end_lineno or 0
         same = self.module.names(node.id, self.module.scope(self.loops[0]))
         return any(isinstance(item.ctx, ast.Store) and end < item.lineno <= node.lineno for item in same)
-
-    def _reads(self, name: str) -> list[ast.Subscript]:
-        return [part for part in self._indexed(name) if isinstance(part.ctx, ast.Load)]
 
     def _store(self, name: str) -> ast.Subscript:
         for part in self._indexed(name):

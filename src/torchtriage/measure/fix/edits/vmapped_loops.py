@@ -226,7 +226,8 @@ def _check(site: Site, parts: Sequence[ast.expr], steps: Sequence[ast.stmt], kep
     named = [item for part in parts for item in ast.walk(part)]
     waiting, own = set(bound(steps)), set[str]()
     for item in steps:
-        if (waiting - own) & {name.id for name in ast.walk(item) if isinstance(name, ast.Name) and _loads(name)}:
+        read = (name for name in ast.walk(item) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load))
+        if (waiting - own) & {name.id for name in read}:
             raise NotRowsError  # what the turn before left
         own |= bound([item])
     if (
@@ -239,10 +240,6 @@ def _check(site: Site, parts: Sequence[ast.expr], steps: Sequence[ast.stmt], kep
         )
     ):
         raise NotRowsError
-
-
-def _loads(node: ast.Name) -> bool:
-    return isinstance(node.ctx, ast.Load)
 
 
 def _is_mask(node: ast.AST) -> bool:

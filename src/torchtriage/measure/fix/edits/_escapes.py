@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import keyword, path_of
+from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of, unpacks
 from torchtriage.diagnose.lint.torch_names import LOADERS, words
 from torchtriage.diagnose.lint.work_words import MUTATORS, PURE_BUILTINS, PURE_LIBRARY, PURE_METHODS
 from torchtriage.measure.fix.edits._flow import FILLERS, FORM, Flow
@@ -60,10 +60,8 @@ def _holders(flow: Flow, node: ast.expr, *, follow: bool) -> list[ast.expr] | No
         return [outer]
     if isinstance(outer, ast.comprehension | ast.For):
         return _named(module, [outer.target], node) if node is outer.iter else []
-    if isinstance(outer, ast.Assign):
-        return _named(module, outer.targets, node)
-    if isinstance(outer, ast.AnnAssign):
-        return _named(module, [outer.target], node)
+    if isinstance(outer, ast.Assign | ast.AnnAssign):
+        return _named(module, outer.targets if isinstance(outer, ast.Assign) else [outer.target], node)
     if isinstance(outer, ast.AugAssign):
         return None if _is_list(module, node) or isinstance(node, ast.Call) else []
     if isinstance(outer, ast.keyword):
@@ -144,10 +142,9 @@ def _returned(module: Module, node: ast.Return, *, follow: bool) -> list[ast.exp
 def is_collated(module: Module, owner: ast.AST | None) -> bool:
     """Return whether only loaders ask a data set for samples, of which they make batches: new tensors."""
     loaders = [call.node for call in module.called(*LOADERS)]
-    sizes = [item.args[1] if len(item.args) > 1 else keyword(item, "batch_size") for item in loaders]
-    if any(keyword(item, "collate_fn") or None in [given.arg for given in item.keywords] for item in loaders) or any(
-        isinstance(size, ast.Constant) and size.value is None for size in sizes
-    ):
+    if any(keyword(item, "collate_fn") or unpacks(item) for item in loaders):
+        return False
+    if any(literal(argument(item, "batch_size", 1)) is None for item in loaders):
         return False
     named = [item for item in module.parents if isinstance(item, ast.Name) and item.id == getattr(owner, "name", "")]
     made = [module.parents[item] for item in named]

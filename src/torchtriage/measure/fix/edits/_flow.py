@@ -135,14 +135,15 @@ class Flow:
             known = self.call(node)
             for callee in known.callees if known is not None else ():
                 found |= self._changed_by(node, callee)
-        for function in self._reached(nodes):
+        for function in self.reached(nodes):
             parts = ast.walk(function.node)
             shared = {name for part in parts if isinstance(part, ast.Global) for name in part.names}
             own = (bound_names(function.node) | parameters(function.node) | {"self", "cls"}) - shared
             found |= {path for path in written(function.node.body) if path.partition(".")[0] not in own}
         return found
 
-    def _reached(self, nodes: Iterable[ast.AST]) -> set[SourceFunction]:
+    def reached(self, nodes: Iterable[ast.AST]) -> set[SourceFunction]:
+        """Return the functions of the file that code runs, at any depth."""
         inside = [part for root in nodes for part in ast.walk(root) if isinstance(part, ast.Call)]
         return self.facts.reached([known for node in inside if (known := self.call(node)) is not None])
 
@@ -177,7 +178,7 @@ class Flow:
     def handed_over(self, nodes: Iterable[ast.AST]) -> set[str]:
         """Return the attributes read in code that calls of which nothing is known may change."""
         nodes = list(nodes)
-        handed = self.handed([*nodes, *(function.node for function in self._reached(nodes))])
+        handed = self.handed([*nodes, *(function.node for function in self.reached(nodes))])
         reads = set().union(*(self.reads(node) for node in nodes))
         return {
             path

@@ -204,12 +204,7 @@ class _Lift:
         is_model = known is not None and (known.receiver.kind == "module" or "model" in name or "net" in name)
         given: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
         axis_given = [item for item in node.keywords if item.arg == "dim"]
-        rest = [
-            f"{item.arg}={self._axis(item.value, inner)}"
-            if item in axis_given
-            else self._argument(item, varying[0], inner)
-            for item in given
-        ]
+        rest = [self._argument(item, varying[0], inner) for item in given]
         text = f"{self._source(func)}({', '.join(rest)})"
         if is_model and inner.single:
             return _Batch(text, True)
@@ -218,11 +213,11 @@ class _Lift:
         raise _NotBatchedError
 
     def _argument(self, item: ast.expr | ast.keyword, varying: ast.expr, inner: _Batch) -> str:
-        if item is varying:
-            return inner.text
-        if isinstance(item, ast.keyword) and item.value is varying:
-            return f"{item.arg}={inner.text}"
-        return self._source(item) if not isinstance(item, ast.keyword) else f"{item.arg}={self._source(item.value)}"
+        if isinstance(item, ast.expr):
+            return inner.text if item is varying else self._source(item)
+        if item.arg == "dim":
+            return f"dim={self._axis(item.value, inner)}"
+        return f"{item.arg}={inner.text if item.value is varying else self._source(item.value)}"
 
     def _axis(self, node: ast.expr, inner: _Batch) -> str:
         """Return an axis of one sample as that of the batch."""

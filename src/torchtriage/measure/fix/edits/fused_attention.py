@@ -134,9 +134,8 @@ class _Chain:
 
     def __init__(self, module: Module, node: ast.expr) -> None:
         self.module, self.node = module, node
-        statement: ast.AST = node
-        while not isinstance(statement, ast.stmt):
-            statement = module.parents[statement]
+        statement = module.around(node, ast.stmt)
+        assert isinstance(statement, ast.stmt)
         body = body_of(module, statement) or [statement]
         self.last, self.around = statement, module.parents.get(statement)
         self.above = body[: body.index(statement)]
@@ -173,11 +172,14 @@ class _Chain:
         out = [remove(self.module, self.parts.get(statement, statement)) for statement in self.used]
         return complete([*out, replace_node(self.node, text), *imports])
 
+    def _unused(self) -> list[ast.stmt]:
+        """Return the statements above those that are used up, the last one first."""
+        return self.above[: self.above.index(self.used[-1]) if self.used else None][::-1]
+
     def _behind(self, node: ast.expr) -> ast.expr:
         """Return what a name was given last, above; the statement is used up then."""
         if isinstance(node, ast.Name):
-            limit = self.above.index(self.used[-1]) if self.used else len(self.above)
-            for statement in reversed(self.above[:limit]):
+            for statement in self._unused():
                 target = statement.targets[0] if isinstance(statement, ast.Assign) else None
                 if isinstance(target, ast.Name) and target.id == node.id and isinstance(statement, ast.Assign):
                     self.used.append(statement)
@@ -249,11 +251,8 @@ class _Chain:
 
     def _hidden(self, node: ast.expr, axis: int) -> Attention | None:
         """Return scores that the statement above hides some of in place, or only under a condition."""
-        limit = self.above.index(self.used[-1]) if self.used else len(self.above)
         name = path_of(node)
-        if not isinstance(node, ast.Name):
-            return None
-        for statement in reversed(self.above[:limit]):
+        for statement in self._unused() if isinstance(node, ast.Name) else ():
             if name not in names_in(statement):
                 continue
             inner = statement

@@ -74,8 +74,7 @@ def _is_report(site: Site, block: list[ast.stmt]) -> bool:
     adds = [part.target for part in parts if isinstance(part, ast.AugAssign)]
     if any(not isinstance(target, ast.Name) or target.id not in own for target in adds):
         return False  # a sum over all steps
-    reached = flow.facts.reached(known for call in calls if (known := flow.call(call)) is not None)
-    return not any(function.steps or function.has_backward for function in reached)
+    return not any(function.steps or function.has_backward for function in flow.reached(block))
 
 
 _WAYS_OUT = ast.Return | ast.Break | ast.Continue | ast.Yield | ast.YieldFrom
@@ -174,10 +173,9 @@ def _block(module: Module, body: list[ast.stmt], at: int) -> list[ast.stmt]:
 
 def _adds(site: Site, block: list[ast.stmt]) -> bool:
     """Return whether each step adds something of its own: a row to a file, a batch to a metric."""
-    flow = flow_of(site.module)
     calls = [part for item in block for part in ast.walk(item) if isinstance(part, ast.Call)]
-    reached = flow.facts.reached(known for call in calls if (known := flow.call(call)) is not None)
-    texts = [source(site.module, node) for node in (*block, *(function.node for function in reached))]
+    reached = [function.node for function in flow_of(site.module).reached(block)]
+    texts = [source(site.module, node) for node in (*block, *reached)]
     return any(re.search(r"""["']a[bt+]?["']|self\.\w+ \+= """, text) for text in texts) or any(
         isinstance(call.func, ast.Attribute) and call.func.attr in ("update", "write", "writerow", "put")
         for call in calls

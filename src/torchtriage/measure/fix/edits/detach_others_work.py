@@ -70,12 +70,9 @@ class _Chain:
             if self._is_made(made):
                 found.append(name)
             elif self._holds(made, at, 0):
-                shared = any(
-                    isinstance(node, ast.Name) and node.id == name.id and isinstance(node.ctx, ast.Load)
-                    for node in walk(self.scope)
-                    if node not in inside and getattr(node, "lineno", 0) > at
-                )
-                if not shared:
+                same = [node for node in walk(self.scope) if isinstance(node, ast.Name) and node.id == name.id]
+                reads = [node for node in same if isinstance(node.ctx, ast.Load) and node not in inside]
+                if all(node.lineno <= at for node in reads):
                     if not self._cut(made, at, inside, found, depth + 1):
                         return False
                 elif any(node in self.models for node in walk(made)):

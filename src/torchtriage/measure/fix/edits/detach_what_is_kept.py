@@ -56,13 +56,8 @@ def _is_differentiated(site: Site, name: str) -> bool:
     for node in ast.walk(scope):
         if isinstance(node, ast.Assign) and from_it & _paths(node.value):
             from_it |= {path_of(target) for target in node.targets} - {""}
-    return any(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "backward"
-        and from_it & _paths(node)
-        for node in ast.walk(scope)
-    )
+    calls = [node for node in ast.walk(scope) if isinstance(node, ast.Call)]
+    return any(getattr(call.func, "attr", "") == "backward" and from_it & _paths(call) for call in calls)
 
 
 def _paths(node: ast.AST) -> set[str]:

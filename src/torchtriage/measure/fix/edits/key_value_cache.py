@@ -116,10 +116,8 @@ def _of_transformers(module: Module, loop: Loop, ran: ast.Assign, call: ast.Call
     if ran.value is call:
         reads = [item for item in module.names(name, module.scope(loop)) if isinstance(item.ctx, ast.Load)]
         outer = [module.parents.get(item) for item in reads]
-        if any(
-            not isinstance(item, ast.Attribute) or item.attr != "logits" or not _takes_last(module, item)
-            for item in outer
-        ):
+        taken = [item for item in outer if isinstance(item, ast.Attribute) and item.attr == "logits"]
+        if len(taken) < len(outer) or not all(_takes_last(module, item) for item in taken):
             return ()
         after = insert_after(module, ran, f"{cache} = {name}.past_key_values")
         return (start, replace_node(call, run), after) if after is not None else ()

@@ -35,12 +35,8 @@ def propose(site: Site) -> Iterator[Proposal]:
         torch, imports = module_in(module, "torch")
         schedule = f"{torch}.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)"
         given = add_keyword(module.text, call, "schedule", "few_steps")
-        edits = [
-            insert_before(module, node, f"few_steps = {schedule}"),
-            given,
-            insert_after(module, loop.body[-1], f"{item.optional_vars.id}.step()"),
-            *imports,
-        ]
+        step = insert_after(module, loop.body[-1], f"{item.optional_vars.id}.step()")
+        edits = [insert_before(module, node, f"few_steps = {schedule}"), given, step, *imports]
         if all(edits):
             yield Proposal(complete(edits), "profile a few steps only", "the profile covers three steps")
             return

@@ -20,6 +20,7 @@ CODES = words("LCH103 LCH105 LCH111 HST020 HST114 CFG043 CFG042 OPT101 LCH014")
 BETWEEN = re.compile(r"\.(step|train|eval|load_state_dict|zero_|copy_|requires_grad_)\(")
 COUNTS = re.compile(r"BatchNorm|batch_norm|torchvision|\btimm\b|track_running_stats|Dropout|dropout|spectral_norm")
 COUNTED = "running statistics and random numbers move on once instead of twice"
+CHANGES = words("train load_state_dict mul_ lerp_ copy_")
 FROZEN = re.compile(
     r"teacher|frozen|ref(erence)?(_|$|\b)|backbone|encoder|pretrained|extractor|vgg|clip|lpips|target", re.I
 )
@@ -127,16 +128,12 @@ def _is_given(site: Site, path: str) -> bool:
 
 def _is_trained(site: Site, path: str) -> bool:
     """Return whether an optimizer is given a model's parameters, or the model is trained or averaged."""
-    used = [
-        call
-        for call in site.module.calls
-        if call.name.startswith("torch.optim.") or call.attr in ("train", "load_state_dict", "mul_", "lerp_", "copy_")
-    ]
-    return any(f"{path}." in source(site.module, call.node) for call in used if call.context.loop is not None) or any(
-        re.search(rf"\b{re.escape(path)}\.parameters\(", source(site.module, call.node))
-        for call in used
-        if call.name.startswith("torch.optim.")
-    )
+    optimizers = [call for call in site.module.calls if call.name.startswith("torch.optim.")]
+    changes = [*optimizers, *(call for call in site.module.calls if call.attr in CHANGES)]
+    if any(f"{path}." in source(site.module, call.node) for call in changes if call.context.loop is not None):
+        return True
+    given = re.compile(rf"\b{re.escape(path)}\.parameters\(")
+    return any(given.search(source(site.module, call.node)) for call in optimizers)
 
 
 def _keeps_order(site: Site, loop: Loop) -> bool:

@@ -62,9 +62,8 @@ def _only_call(module: Module, function: SourceFunction) -> ast.Assign | None:
         if isinstance(made, ast.Call) and made.args and path_of(made.args[0]) in names:
             names.add(item.target)
     calls = [call for call in module.calls if path_of(call.node.func) in names]
-    statement = module.parents.get(calls[0].node) if len(calls) == 1 else None
-    same = len(calls) == 1 and calls[0].context.function is not None
-    if not same or not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+    if len(calls) != 1:
         return None
-    caller = calls[0].context.function
-    return statement if caller is not None and caller.owner is function.owner else None
+    statement, caller = module.parents.get(calls[0].node), calls[0].context.function
+    same = caller is not None and caller.owner is function.owner
+    return statement if same and isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None

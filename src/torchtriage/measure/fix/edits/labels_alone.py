@@ -20,9 +20,8 @@ SETS = frozenset({"ImageFolder", "DatasetFolder", "CIFAR10", "CIFAR100"})
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the comprehension or loop at the line over labels alone."""
     statement = site.statement
-    head = [statement.target, statement.iter] if isinstance(statement, ast.For) else []
-    todo: list[ast.AST] = [*head] if head else [statement] if statement is not None else []
-    nodes = [item for part in todo for item in ast.walk(part)]
+    head = [statement.target, statement.iter] if isinstance(statement, ast.For) else [statement]
+    nodes = [item for part in head if part is not None for item in ast.walk(part)]
     loops: list[ast.For | ast.comprehension] = [item for item in nodes if isinstance(item, ast.comprehension)]
     loops += [statement] if isinstance(statement, ast.For) else []
     for loop in loops:

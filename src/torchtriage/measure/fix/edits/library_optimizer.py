@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import replace_node
 from torchtriage.diagnose.lint.facts import Class, Module, SourceCall
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.measure.fix.edits._torch import calls_at, function_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import assigned_pairs, remove, source
@@ -91,12 +91,13 @@ def _has_schedule(module: Module, owner: Class) -> bool:
     """Return whether a class does something else with its number of steps than to correct a bias: ``1 - beta**t``."""
     methods = [item.node for name, item in owner.methods.items() if name != "__init__"]
     nodes = [node for method in methods for node in ast.walk(method)]
-    counters = {ast.unparse(node.target) for node in nodes if isinstance(node, ast.AugAssign) and _is_one(node.value)}
+    counters = {
+        ast.unparse(node.target) for node in nodes if isinstance(node, ast.AugAssign) and literal(node.value) == 1
+    }
     assigned = [node for node in nodes if isinstance(node, ast.Assign)]
     for assign in assigned:
-        target = ast.unparse(assign.targets[0])
-        value = assign.value
-        if isinstance(value, ast.BinOp) and _is_one(value.right) and ast.unparse(value.left) == target:
+        target, value = ast.unparse(assign.targets[0]), assign.value
+        if isinstance(value, ast.BinOp) and literal(value.right) == 1 and ast.unparse(value.left) == target:
             counters.add(target)
     counters |= {ast.unparse(node.targets[0]) for node in assigned if ast.unparse(node.value) in counters}
     for node in nodes:
@@ -119,15 +120,11 @@ def _has_schedule(module: Module, owner: Class) -> bool:
     return False
 
 
-def _is_one(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value == 1
-
-
 def _is_plain(test: ast.Compare, counters: set[str]) -> bool:
     """Return whether a comparison asks for what is there, or for an option that is not zero."""
     if all(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in test.ops):
         return True
-    zero = all(isinstance(item, ast.Constant) and item.value == 0 for item in test.comparators)
+    zero = all(literal(item) == 0 for item in test.comparators)
     return zero and ast.unparse(test.left) not in counters
 
 

@@ -264,13 +264,32 @@ def test_a_model_hears_which_of_the_lines_shown_take_most(project):
     assert f"lines by their share of the step: {told}\n" in asked[0].text
 
 
+def test_times_are_told_of_the_file_they_are_of_and_of_gradients_once(project):
+    (project / "pre").mkdir()
+    (project / "pre" / "acme.py").write_text(SOURCE.replace("total = 0.0", "self.manual_backward(total)"))
+    asked: list[Question] = []
+    ask = lambda questions: asked.extend(questions) or [(None, "no")]  # noqa: E731
+    lines = [(8, 0.6, "operators"), (10, 0.1, "Python")]
+    spent = tuple(AccountLine("pre/acme.py", line, "", kind, share) for line, share, kind in lines)
+    gradients = (AccountLine("pre/acme.py", 10, "", "gradients", 0.5),)
+    account = StepAccount("step", 20.0, 40, 300, "pre/acme.py", 9, (), spent, gradients=gradients)
+    found = finding(project / "acme.py")
+    place = replace(found.place, stack=(Frame(str(project / "pre" / "acme.py"), 10, ""),))
+    ModelProposer(ask).propose([replace(found, place=place)], Files(project), account)
+    assert "the step: file2.py line 10 50 % gradients, file2.py line 10 10 % Python\n" in asked[0].text
+
+
 def test_the_line_that_takes_most_counts_its_gradients_and_no_call_of_backward(project):
-    (project / "acme.py").write_text(SOURCE.replace("total = 0.0", "total.backward()"))
-    account = _account((8, 0.5, "operators"), (10, 0.2, "operators"), (11, 0.25, "printing"), gradients=((10, 0.4),))
+    (project / "acme.py").write_text(SOURCE.replace("total = 0.0", "torch.autograd.grad(total, model)"))
+    account = _account((8, 0.5, "operators"), (10, 0.2, "operators"), (11, 0.25, "Python"), gradients=((10, 0.4),))
     (found,) = hottest_line(account, Files(project))
     assert found.place.frame.line == 10
     assert (found.cost.low_ms, found.cost.high_ms, found.cost.of_ms) == (0.0, pytest.approx(12.0), 20.0)
+    assert "Operators" in found.title
     assert hottest_line(_account((8, 0.5, "operators")), Files(project)) == []
+    (found,) = hottest_line(_account((11, 0.25, "Python")), Files(project))
+    assert "Python" in found.title
+    assert hottest_line(_account((11, 0.05, "Python")), Files(project)) == []
 
 
 def test_frames_of_a_file_that_is_shown_leave_room_for_others(project):

@@ -316,16 +316,34 @@ def test_a_model_whose_change_is_of_no_use_is_told_so_and_asked_once_more(fixing
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize(("findings", "only", "n_asked"), [(0, (), 1), (0, ("SYN001",), 0), (2, (), 2)])
-def test_without_a_finding_a_model_is_asked_about_the_line_that_takes_most(fixing, findings, only, n_asked):
+@pytest.mark.parametrize(
+    ("findings", "place", "only", "helped", "asked_about"),
+    [
+        (0, "plain.py", (), False, ["hot-line"]),
+        (2, "/elsewhere/x.py", (), False, ["hot-line"]),
+        (0, "plain.py", ("SYN001",), False, []),
+        (2, "plain.py", (), False, ["HST0", "HST1"]),
+        (1, "plain.py", (), True, []),
+    ],
+)
+def test_without_a_finding_a_model_is_asked_about_the_line_that_takes_most(
+    fixing, findings, place, only, helped, asked_about
+):
     asked: list[Question] = []
     ask = lambda questions: asked.extend(questions) or [(None, "no")] * len(questions)  # noqa: E731
     line = AccountLine("plain.py", 2, "<module>", "operators", 0.7)
     account = StepAccount("step", 20.0, 40, 300, "plain.py", 1, (), (line,))
     fixing.wanted = replace(fixing.wanted, only=only)
-    fixing.ask(ModelProposer(ask, redact=False), [found(f"HST{number}") for number in range(findings)], account)
-    assert len(asked) == n_asked
-    assert all(("hot-line (hint)" in question.text) == (not findings) for question in asked)
+    given = [replace(found(f"HST{number}"), place=Place(frame=Frame(place, 2, ""))) for number in range(findings)]
+    verified = SimpleNamespace(ratio=0.1, verdict=("", ""))
+    fixing.tries = [
+        _Try(change("plain.py", finding=finding), Entrant({}), "faster alone", "", verified)
+        for finding in given
+        if helped
+    ]
+    fixing.ask(ModelProposer(ask, redact=False), given, account)
+    assert len(asked) == len(asked_about)
+    assert all(about in question.text for about, question in zip(asked_about, asked, strict=True))
 
 
 def test_what_is_known_when_it_is_interrupted_is_shown(fixing, monkeypatch):

@@ -81,6 +81,11 @@ class Files:
         found = [name for name in self._names if f"/{name}".endswith(f"/{path.as_posix()}")]
         return found[0] if len(found) == 1 else None
 
+    def paths_of(self, finding: Finding) -> set[str]:
+        """Return the files of the project that a finding's own line and the lines that lead there are in."""
+        frames = (finding.place.frame, *finding.place.stack)
+        return {path for frame in frames if frame is not None and (path := self.path_of(frame)) is not None}
+
     @cached_property
     def _names(self) -> list[str]:
         return [path.relative_to(self.root).as_posix() for path in self.root.rglob("*.py*") if path.is_file()]

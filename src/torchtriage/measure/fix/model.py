@@ -19,9 +19,10 @@ from torchtriage.core.units import format_ms, format_share
 from torchtriage.diagnose.lint.edits import lines_of
 from torchtriage.diagnose.lint.syntax import first_line
 from torchtriage.diagnose.patterns.base import lookup
+from torchtriage.diagnose.runs.causes import PYTHON
 from torchtriage.diagnose.runs.compile_events import RECOMPILE
-from torchtriage.diagnose.runs.hot_lines import HOT_LINE
-from torchtriage.diagnose.runs.result import StepAccount
+from torchtriage.diagnose.runs.hot_lines import HOT_LINE, HOT_OPERATOR_LINES, HOT_SHARE
+from torchtriage.diagnose.runs.result import AccountLine, StepAccount
 from torchtriage.measure.fix.candidates import Candidate, Files
 from torchtriage.measure.fix.model_diff import DiffError, Shown, edits_of
 from torchtriage.measure.fix.proposal import Site
@@ -36,6 +37,7 @@ MOST_FUNCTIONS, MOST_LINES, AROUND = 3, 300, 30
 MOST_LISTED = 12
 """Lines that are told by their share of the step."""
 LONGEST_WHAT = 100
+_BACKWARD = re.compile(r"backward\(|autograd\.grad\(")
 _QUOTED = re.compile(r"(['\"]).*\1")
 FORM = {
     "type": "object",
@@ -132,8 +134,8 @@ class ModelProposer:
         for finding in findings:
             shown = _shown(finding, files, self.names)
             if shown and len(asked) < MOST_ASKED:
-                spent = _spent(account, shown) if account is not None else ""
-                question = Question(_messages(finding, shown, self.names, spent), self.redact)
+                spent = _spent(account, files, shown) if account is not None else ""
+                question = Question(_messages(finding, files, shown, self.names, spent), self.redact)
                 asked.append((finding, shown, question))
         return self._answers(asked)
 
@@ -176,17 +178,21 @@ class ModelProposer:
 def hottest_line(account: StepAccount, files: Files) -> list[Finding]:
     """Return the line that takes most of a step, its gradients included, as a finding that promises nothing for sure.
 
-    A line that calls ``backward`` takes the time of other lines' gradients.
+    None below :data:`HOT_SHARE` of the step.
     """
     spent: dict[Frame, float] = {}
-    for line in (*account.lines, *account.gradients):
+    kinds: dict[Frame, str] = {}
+    for line in _own_lines(account, files):
         frame = Frame(line.file, line.line, line.function, exact=True, lines=(line.line,))
-        path = files.path_of(frame)
-        rows = lines_of(files.text(path)) if path is not None else []
-        if line.line <= len(rows) and ".backward(" not in rows[line.line - 1]:
+        if files.path_of(frame) is not None:
             spent[frame] = spent.get(frame, 0.0) + line.share
+            kinds.setdefault(frame, line.kind)
+    frame, share = max(spent.items(), key=lambda entry: entry[1], default=(Frame("", 0, ""), 0.0))
+    if share < HOT_SHARE:
+        return []
+    cause = HOT_LINE if kinds[frame] == PYTHON else HOT_OPERATOR_LINES
     return [
-        HOT_LINE.finding(
+        cause.finding(
             severity="note",
             certainty="hint",
             message=f"the line takes {format_share(share)} of the {account.per}, its gradients included",
@@ -203,8 +209,17 @@ def hottest_line(account: StepAccount, files: Files) -> list[Finding]:
             ),
             evidence={"share": share},
         )
-        for frame, share in sorted(spent.items(), key=lambda entry: -entry[1])[:1]
     ]
+
+
+def _own_lines(account: StepAccount, files: Files) -> Iterator[AccountLine]:
+    """Yield the account's lines and gradients, without calls of ``backward``: their time is that of the gradients."""
+    yield from account.gradients
+    for line in account.lines:
+        path = files.path_of(Frame(line.file, line.line, line.function))
+        rows = lines_of(files.text(path)) if path is not None else []
+        if not (line.line <= len(rows) and _BACKWARD.search(rows[line.line - 1])):
+            yield line
 
 
 def _shown(finding: Finding, files: Files, names: SourceNames) -> dict[str, Shown]:
@@ -253,9 +268,11 @@ def _functions(finding: Finding, files: Files) -> Iterator[tuple[str, int, int]]
             yield place
 
 
-def _messages(finding: Finding, shown: Mapping[str, Shown], names: SourceNames, spent: str) -> list[dict[str, str]]:
+def _messages(
+    finding: Finding, files: Files, shown: Mapping[str, Shown], names: SourceNames, spent: str
+) -> list[dict[str, str]]:
     source = "\n\n".join(f"--- {name}\n{_numbered(file)}" for name, file in shown.items())
-    described = "\n".join([_described(finding, shown, names), *[spent] * bool(spent)])
+    described = "\n".join([_described(finding, files, shown, names), *[spent] * bool(spent)])
     digest = hashlib.sha256((described + source).encode("utf-8", "backslashreplace")).hexdigest()[:16]
     asked = _prompt("finding").replace("{digest}", digest).replace("{finding}", described).replace("{source}", source)
     return [{"role": "system", "content": _prompt("system")}, {"role": "user", "content": asked}]
@@ -270,7 +287,7 @@ def _numbered(file: Shown) -> str:
     return "\n".join(rows)
 
 
-def _described(finding: Finding, shown: Mapping[str, Shown], names: SourceNames) -> str:
+def _described(finding: Finding, files: Files, shown: Mapping[str, Shown], names: SourceNames) -> str:
     """Return the finding: its own words where names may be seen, its title and numbers where not."""
     said = finding.title if names.redact else visible(finding.message)
     rows = [f"{finding.code} {finding.name} ({finding.certainty}): {said}"]
@@ -281,7 +298,8 @@ def _described(finding: Finding, shown: Mapping[str, Shown], names: SourceNames)
             f" of {format_ms(cost.of_ms)} per {cost.per}"
         )
     if frame is not None:
-        here = next((name for name, file in shown.items() if file.path.endswith(Path(frame.file).name)), "")
+        path = files.path_of(frame)
+        here = next((name for name, file in shown.items() if file.path == path), "")
         rows.append(f"at {here or 'a file that is not shown'}, line {frame.line}, in {names.name(frame.function)}")
     numbers = [
         f"{key} {value:.4g}"
@@ -295,14 +313,14 @@ def _described(finding: Finding, shown: Mapping[str, Shown], names: SourceNames)
     return "\n".join(rows)
 
 
-def _spent(account: StepAccount, shown: Mapping[str, Shown]) -> str:
+def _spent(account: StepAccount, files: Files, shown: Mapping[str, Shown]) -> str:
     """Return which of the lines shown take most of the step."""
-    parts = [
-        f"{name} line {line.line} {format_share(line.share)} {line.kind}"
-        for line in sorted((*account.lines, *account.gradients), key=lambda line: -line.share)
-        for name, file in shown.items()
-        if file.path.endswith(Path(line.file).name) and line.line in file.lines
-    ]
+    names = {file.path: name for name, file in shown.items()}
+    parts = []
+    for line in sorted(_own_lines(account, files), key=lambda line: -line.share):
+        name = names.get(files.path_of(Frame(line.file, line.line, line.function)) or "")
+        if name is not None and line.line in shown[name].lines:
+            parts.append(f"{name} line {line.line} {format_share(line.share)} {line.kind}")
     return f"lines by their share of the {account.per}: {', '.join(parts[:MOST_LISTED])}" if parts else ""
 
 

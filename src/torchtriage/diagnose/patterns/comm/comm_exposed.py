@@ -7,8 +7,8 @@ Slow because: the compute units wait for the network, and often for the slowest 
     not depend on the result.
 Cost: bounded by the exposed time. One rank's recording cannot separate transfer from waiting for other ranks: the low
     end counts only the duration of the fastest of at least three equal messages, only while the next computation was
-    already enqueued, and no more than the computation without communication could hide (of gradients: what follows the
-    first of them in their backward pass); it is 0 where sizes were not recorded.
+    already enqueued, and no more than the computation without communication could hide (of gradients that DDP or FSDP
+    reduces: what follows the first of them in their backward pass); it is 0 where sizes were not recorded.
 Fix: start collectives while gradients are still being computed (DDP's buckets, FSDP's prefetch), wait for
     ``async_op=True`` handles as late as possible, and give each rank more work per message.
 Leave it when: every layer needs its reduced result at once (tensor-parallel inference), or other ranks are simply
@@ -51,7 +51,7 @@ PATTERN = Pattern.of(
 )
 FIX = Fix(
     text="Start collectives while there is still something to compute, and wait for them late.",
-    code="""# smaller buckets than the default 25 MB start earlier
+    code="""# buckets below the default of 25 MB leave less for the end of the pass
 model = DistributedDataParallel(model, bucket_cap_mb=5)
 # or by hand:
 work = torch.distributed.all_reduce(tensor, async_op=True)
@@ -143,22 +143,23 @@ def find(trace: Trace) -> Claims:
 def _as_far_as_it_can_hide(found: Collectives, low: Floats, spans: Spans, source: Ints) -> Floats:
     """Return ``low`` with no more hidden than there is computation without communication.
 
-    Of gradients that is what follows the first of them in their backward pass.
+    Of gradients that DDP or FSDP reduces that is what follows the first of them in their backward pass.
     """
     trace = found.trace
     free = intervals.subtract(found.computing, found.running)
     reduces = find_reduces(trace, found)
-    behind = intervals.EMPTY
-    gradients = np.zeros(len(found.rows), dtype=bool)
+    waits_ns = intervals.covered(spans, trace.steps.judged)
+
+    def within(mine: Mask, part: Floats, room: Spans) -> Floats:
+        hidden_ns = float((part * waits_ns)[mine].sum())
+        fits = min(1.0, trace.steps.judged_ns(room) / hidden_ns) if hidden_ns else 1.0
+        return np.where(mine, part * fits, part)
+
     if reduces is not None:
-        gradients[reduces.at] = True
+        gradients = np.isin(source, reduces.at)
         behind = intervals.union(intervals.spans(reduces.since_ns, trace.end_ns[found.rows[reduces.at]]))
-    out = low.copy()
-    for mine, room in ((gradients[source], intervals.intersect(free, behind)), (~gradients[source], free)):
-        hidden_ns = float((low * intervals.covered(spans, trace.steps.judged))[mine].sum())
-        if hidden_ns:
-            out[mine] *= min(1.0, trace.steps.judged_ns(room) / hidden_ns)
-    return out
+        low = within(gradients, low, intervals.intersect(free, behind))
+    return within(np.ones(len(low), dtype=bool), low, free)
 
 
 def _judged_elsewhere(found: Collectives) -> Mask:

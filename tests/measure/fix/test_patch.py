@@ -323,7 +323,7 @@ def test_a_model_whose_change_is_of_no_use_is_told_so_and_asked_once_more(fixing
         (2, "/elsewhere/x.py", (), False, ["hot-line"]),
         (0, "plain.py", ("SYN001",), False, []),
         (2, "plain.py", (), False, ["HST0", "HST1"]),
-        (1, "plain.py", (), True, []),
+        (1, "plain.py", (), True, ["hot-line"]),
     ],
 )
 def test_without_a_finding_a_model_is_asked_about_the_line_that_takes_most(

@@ -243,13 +243,13 @@ class _Fixing:
     def ask(self, model: ModelProposer, findings: Iterable[Finding], account: StepAccount | None = None) -> None:
         """Try what a model proposes for findings without a change that helps; what is dropped says why.
 
-        Without any finding in the project it is asked about the line that takes most of a step. Where what it proposes
-        is of no use, it is asked once more, with the reason.
+        Where no finding is left in the project it is asked about the line that takes most of a step. Where what it
+        proposes is of no use, it is asked once more, with the reason.
         """
         mended = [row.candidate.finding for row in self.tries if row.keeps_promise]
         placed = [item for item in findings if item.saves and self.files.paths_of(item)]
         open_ones = [item for item in placed if not any(item is other for other in mended)]
-        if not open_ones and not mended and account is not None and not self.wanted.only:
+        if not open_ones and account is not None and not self.wanted.only:
             open_ones = hottest_line(account, self.files)
         tried = self._try(lambda: model.propose(open_ones, self.files, account))
         again = [

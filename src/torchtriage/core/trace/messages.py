@@ -127,12 +127,17 @@ class Messages:
         return np.select([given > 0, listed > 0, old > 0], [given, listed, old], 0).astype(np.int64)
 
     @cached_property
-    def size_bytes(self) -> Ints:
-        """int64[k], bytes: the size as NCCL's tests count it, of a gather what comes out; -1 where it is not known."""
-        item = [
-            item_bytes(str(dtype or (types[0] if isinstance(types, list) and types else "")))
+    def dtypes(self) -> list[str]:
+        """The type of each one's elements, as it was recorded; empty where it was not."""
+        return [
+            str(dtype or (types[0] if isinstance(types, list) and types else ""))
             for dtype, types in zip(self._said("dtype"), self._at(self._note, "types"), strict=True)
         ]
+
+    @cached_property
+    def size_bytes(self) -> Ints:
+        """int64[k], bytes: the size as NCCL's tests count it, of a gather what comes out; -1 where it is not known."""
+        item = list(map(item_bytes, self.dtypes))
         parts = np.where(np.array(self.kinds) == "allgather", self.n_ranks, 1)
         size = self.nelems.astype(np.float64) * item * parts
         # the kernels of one call divide its message in a way that nothing says

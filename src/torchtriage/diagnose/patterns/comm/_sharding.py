@@ -16,6 +16,8 @@ _GATHER = (
 _GATHERS = r"(?i)all_?gather"
 _BACKWARD = r"^FullyShardedDataParallel\._(pre_backward_hook|(pre|post)_backward_prefetch)$"
 _ROOT = r"^FSDP::root_pre_forward$|^FullyShardedDataParallel\.forward$"
+_REDUCE = r"^FSDP::(root_)?post_backward|^FullyShardedDataParallel\._post_backward_hook$"
+_REDUCES = r"(?i)all_?reduce|reduce_?scatter"
 _FSDP1 = "FullyShardedDataParallel."
 
 
@@ -68,6 +70,13 @@ def find_gathers(trace: Trace, found: Collectives) -> Gathers | None:
     if trace.name_of(int(around[0])).startswith(_FSDP1):
         unit = _by_order(trace, around, step, which, len(trace.names))
     return Gathers(at, step, unit, which, _turns(step, unit), around)
+
+
+def gradient_reductions(found: Collectives) -> Mask:
+    """Return bool[k]: the collectives with which FSDP reduces gradients."""
+    trace, op = found.trace, np.maximum(found.enqueued_by, 0)
+    within = trace.tree.nearest(op, trace.hosts & trace.matching(_REDUCE)) >= 0
+    return within & (found.enqueued_by >= 0) & trace.matching(_REDUCES)[op]
 
 
 def _by_order(trace: Trace, around: Ints, step: Ints, which: Ints, base: int) -> Ints:

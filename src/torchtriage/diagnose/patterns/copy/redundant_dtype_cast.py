@@ -22,9 +22,10 @@ Source: PyTorch documentation, "Automatic Mixed Precision package"; measured: fl
 import numpy as np
 
 from torchtriage.core.trace.inference_phase import inference_phase
-from torchtriage.core.trace.op_inputs import Inputs, inputs_of
+from torchtriage.core.trace.op_inputs import inputs_of
 from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_of
+from torchtriage.diagnose.patterns._weights_cast import of_weights
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Pattern, Trace
 from torchtriage.diagnose.patterns.copy._float64 import claim_float64
 
@@ -51,7 +52,6 @@ with torch.inference_mode():
     outputs = model(inputs.to(torch.bfloat16))""",
     link="https://docs.pytorch.org/docs/stable/amp.html",
 )
-_LAYERS = r"^aten::(linear|addmm|matmul|conv\d?d?|convolution|conv_transpose\dd)$"
 
 
 def find(trace: Trace) -> Claims:
@@ -146,13 +146,7 @@ def _weight_casts(trace: Trace, casts: Ints) -> Claim | None:
     phase = inference_phase(trace)
     if phase is None or not phase.whole or steps.n_steady < 2 or not len(casts):
         return None
-    layer = trace.tree.nearest(casts, trace.matching(_LAYERS, Kind.OP))
-    rows, layer = casts[layer >= 0], layer[layer >= 0]
-    own, which = inputs_of(trace, rows)
-    of_layer, layer_is = inputs_of(trace, layer)
-    pairs, inverse = np.unique(np.stack([which, layer_is], axis=1), axis=0, return_inverse=True)
-    is_weight = np.array([_is_weight(own[cast].shape(0), of_layer[item]) for cast, item in pairs.tolist()], dtype=bool)
-    rows = rows[is_weight[inverse.reshape(-1)]]
+    rows = of_weights(trace, casts)
     work = work_of(trace, rows)
     if work is None or work.share < MIN_SHARE:
         return None
@@ -168,8 +162,3 @@ def _weight_casts(trace: Trace, casts: Ints) -> Claim | None:
         anchor=int(rows[0]),
         fix=_FIX_WEIGHTS,
     )
-
-
-def _is_weight(shape: list[int], layer: Inputs) -> bool:
-    others = [layer.shape(index) for index in range(1, 3)]
-    return bool(shape) and shape in others and shape != layer.shape(0)

@@ -102,6 +102,18 @@ def test_half_of_the_exposed_transfer_may_go():
     assert "param_dtype=torch.bfloat16" in claim.fix.code
 
 
+def test_the_ranges_of_fsdp1_are_known_too():
+    builder = sharded()
+    for event in builder.events:
+        if event["name"].startswith("FSDP::"):
+            what = "_pre_forward" if "all_gather" in event["name"] else "_post_backward_hook"
+            what = "_root_pre_forward" if "root" in event["name"] else what
+            event["name"] = f"FullyShardedDataParallel.{what}"
+    (claim,) = builder.claims(find)
+    assert claim.evidence["exposed_ms_per_step"] == pytest.approx(1.2)
+    assert claim.evidence["exposed_reductions_ms_per_step"] == pytest.approx(1.8)
+
+
 def test_sure_is_what_grows_with_the_bytes_of_the_gathers():
     (claim,) = sharded(root=True).claims(find)
     # 300 us more for 63/64 of the bytes: 304.8 of 400 us; nothing for reductions, which are an option

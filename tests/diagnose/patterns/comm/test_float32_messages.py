@@ -78,6 +78,13 @@ def test_quiet_where_other_layers_compute_in_half_precision():
     assert not sharded(side=SIDE // 4).claims(find)
 
 
+def test_quiet_where_nobody_knows_how_much_is_gathered():
+    builder = sharded()
+    for event in builder.events:
+        event.get("args", {}).pop("In msg nelems", None)
+    assert not builder.claims(find)
+
+
 def test_quiet_where_the_gathers_take_little():
     assert not sharded(period=60_000.0).claims(find)
 

@@ -30,7 +30,7 @@ from torchtriage.core.trace.messages import Messages
 from torchtriage.core.trace.op_inputs import inputs_of, where_inputs
 from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns._weights_cast import of_weights, share_of_layers
-from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Floats, Kind, Mask, Pattern, Trace, given
+from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Floats, Ints, Kind, Mask, Pattern, Trace, given
 from torchtriage.diagnose.patterns.comm._collectives import shorter
 from torchtriage.diagnose.patterns.comm._earlier import exposed_of, usual_ns
 from torchtriage.diagnose.patterns.comm._gradient_reduces import find_reduces
@@ -86,10 +86,10 @@ def _sharded(trace: Trace, found: Collectives, full: Mask, casts: float, half: s
     gathered[gathers.at[mine]] = True
     steps = trace.steps
     first = gathers.at[mine & (gathers.turn == 0) & steps.in_steady(gathers.step)]
-    sent = Messages(trace, found.rows[first])
-    ranks = np.where(sent.n_ranks > 0, sent.n_ranks, trace.origin.world_size or 1)
+    n_ranks = Messages(trace, found.rows[first]).n_ranks
+    sent = float((_elements(found, first) * np.where(n_ranks > 0, n_ranks, trace.origin.world_size or 1)).sum())
     exposed_ns = steps.judged_ns(exposed_of(found, gathered)[0])
-    if casts < MOST * int((sent.nelems * ranks).sum()) or exposed_ns < MIN_SHARE * steps.wall_ns * steps.n_steady:
+    if casts < MOST * sent or exposed_ns < MIN_SHARE * steps.wall_ns * steps.n_steady:
         return None
     reduced = full & gradient_reductions(found)
     reduced_ns = steps.judged_ns(exposed_of(found, reduced)[0])
@@ -121,12 +121,12 @@ def _replicated(trace: Trace, found: Collectives, full: Mask, casts: float, half
     reduced = np.zeros(len(full), dtype=bool)
     reduced[reduces.at[mine]] = True
     steps = trace.steps
-    sent = Messages(trace, found.rows[reduces.at[mine & steps.in_steady(reduces.step)]])
+    sent = float(_elements(found, reduces.at[mine & steps.in_steady(reduces.step)]).sum())
     exposed_ns = steps.judged_ns(exposed_of(found, reduced)[0])
     # what computation could hide costs no digits
     room_ns = steps.judged_ns(intervals.subtract(found.computing, found.running))
     least_ns = max(MIN_SHARE_DDP * steps.wall_ns * steps.n_steady, room_ns)
-    if casts < MOST * int(sent.nelems.sum()) or exposed_ns < least_ns:
+    if casts < MOST * sent or exposed_ns < least_ns:
         return None
     count = steps.median_count(reduces.step[mine])
     return _claim(
@@ -170,6 +170,12 @@ def _claim(
         edits=(shorter(found, pick, spans, sure / dur, usual * HALF / dur),),
         **more,
     )
+
+
+def _elements(found: Collectives, at: Ints) -> Floats:
+    """Return float64: how many elements this rank puts in, infinitely many where that was not recorded."""
+    count = Messages(found.trace, found.rows[at]).nelems
+    return np.where(count >= 0, count, np.inf)
 
 
 def _by_size_ns(found: Collectives) -> Floats:

@@ -168,7 +168,7 @@ def make_one(spec: Spec, data: Path, out: Path) -> dict[str, Any]:
 
 # -- the score -----------------------------------------------------------------------------------
 
-JOB_CODES = ("COM036", "COM062", "COM063", "COM064", "COM065", "COM066", "COM067", "COM068", "COM069")
+JOB_CODES = ("COM036", "COM062", "COM063", "COM064", "COM065", "COM066", "COM067", "COM068", "COM069", "COM101")
 EXPECTED = {
     "stall": ("COM036",),
     "device": ("COM036",),

@@ -11,6 +11,7 @@ from torchtriage.diagnose.ranks.expert_skew import expert_skew
 from torchtriage.diagnose.ranks.job_patterns import RanksTogether, without_straggler
 from torchtriage.diagnose.ranks.late_by_turns import late_by_turns
 from torchtriage.diagnose.ranks.merge import STRAGGLER, scaled
+from torchtriage.diagnose.ranks.metric_exchange import EXCHANGES, metric_exchange
 from torchtriage.diagnose.ranks.one_rank_alone import one_rank_alone
 from torchtriage.diagnose.ranks.ranks_differ import ranks_differ
 
@@ -20,6 +21,7 @@ FINDERS: dict[str, Callable[[RanksTogether], Finding | None]] = {
     "COM066": ranks_differ,
     "COM067": context_imbalance,
     "COM069": late_by_turns,
+    EXCHANGES: metric_exchange,
 }
 BY_TURNS = "COM069"
 
@@ -28,7 +30,8 @@ def across_ranks(job: RanksTogether, codes: Collection[str], findings: Sequence[
     """Return the findings of a job with those that only its ranks together show."""
     asked = (finder(job) for code, finder in FINDERS.items() if code in codes)
     found = [scaled(finding, job.scale) for finding in asked if finding is not None]
-    if any(finding.code != BY_TURNS and finding.cost is not None for finding in found):
+    # what evens out over a step is none of what its ranks differ by
+    if any(finding.code not in (BY_TURNS, EXCHANGES) and finding.cost is not None for finding in found):
         found = [finding for finding in found if finding.code != BY_TURNS]  # the others say why
     if job.late is None:
         return [*findings, *found]

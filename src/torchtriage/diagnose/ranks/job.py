@@ -28,6 +28,7 @@ from torchtriage.diagnose.ranks.merge import (
     only_waits,
     scaled,
 )
+from torchtriage.diagnose.ranks.metric_exchange import with_exposed
 from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES
 from torchtriage.diagnose.ranks.pipeline_job import job_pipelines
 from torchtriage.diagnose.ranks.process_groups import process_groups
@@ -137,7 +138,7 @@ def judge(
         findings = [in_doubt(finding) if finding.code == STRAGGLER else finding for finding in findings]
     findings = with_reasons(findings)
     if measured and not refused:
-        findings = across_ranks(together, codes, findings)
+        findings = with_exposed(across_ranks(together, codes, findings), results, wait_ms, step_ms)
         links = slow_links(together) if SLOW_LINK in codes else []
         findings += [scaled(link, scale) for link in links]
     # what is left out of a trace's own report never gets here, so a finding without time stays

@@ -22,6 +22,7 @@ from torchtriage.core.trace.messages import HOST_COLLECTIVE, Messages, ProcessGr
 from torchtriage.diagnose.ranks.group_rows import GroupRows, group_rows
 from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, CELLS, PHASES, Pieces, find_pieces, no_pieces
 from torchtriage.diagnose.ranks.pipeline_rank import NOTHING, RankPipeline, messages_of, rank_pipeline
+from torchtriage.diagnose.ranks.rank_exchanges import RankExchanges, rank_exchanges
 from torchtriage.diagnose.ranks.rank_skeleton import RankSkeleton
 from torchtriage.diagnose.ranks.rank_work import NO_WORK, RankWork, rank_work
 from torchtriage.diagnose.replay import Scenario
@@ -155,6 +156,7 @@ class RankRecord:
     stretches: dict[tuple[str, tuple[str, ...]], int]
     n_point_to_point: int
     by_group: GroupRows
+    exchanges: RankExchanges
     pipeline: RankPipeline = NOTHING
     replay: RankReplay | None = None
     """Where what-if questions were asked."""
@@ -232,6 +234,7 @@ def build_record(trace: Trace, path: str, result: Result) -> RankRecord:
         pipeline=pipeline,
         by_group=by_group,
         work=rank_work(trace, pieces, start if device else launch),
+        exchanges=rank_exchanges(trace),
     )
 
 

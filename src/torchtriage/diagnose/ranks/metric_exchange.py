@@ -1,0 +1,135 @@
+"""COM101: exchanges of a few numbers in the middle of a step, at which all ranks wait for whoever is last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchtriage.core import intervals
+from torchtriage.core.arrays import Ints
+from torchtriage.core.finding import Finding, Place
+from torchtriage.core.units import format_count, format_ns, format_share
+from torchtriage.diagnose.ranks.job_patterns import MIN_SHARE, RanksTogether, job_finding
+from torchtriage.diagnose.ranks.match import GroupMatch
+from torchtriage.diagnose.ranks.merge import EXPOSED, only_waits
+from torchtriage.diagnose.verdict.result import Result
+
+EXCHANGES = "COM101"
+OFF = 0.8
+"""Of the gain, at the low end, and its inverse at the high one: how long ranks compute is in part chance (measured:
+four ranks gained 1.2 times as much)."""
+END_NS = 1_000
+"""A rank that computes so shortly before a collective ends did not wait for its end."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Meetings:
+    """The collectives of one group, and of each rank in them, int64 or bool[matches, members].
+
+    ``small`` : bool[matches], exchanges of a few numbers. ``counted`` : those of steady steps, of several in a row the
+    first. ``wait_ns`` : with nothing beside it, until the last has come. ``held`` : the end was waited for.
+    """
+
+    group: GroupMatch
+    small: NDArray[np.bool_]
+    counted: NDArray[np.bool_]
+    wait_ns: Ints
+    held: NDArray[np.bool_]
+
+
+def metric_exchange(job: RanksTogether) -> Finding | None:
+    """Return what the job loses as all wait at small exchanges; None where one rank is late, or little evens out."""
+    step_ns, n_steps = job.waits.step_ns, len(job.steady)
+    if job.late is not None or not n_steps or any(rank.n_point_to_point for rank in job.ranks):
+        return None
+    groups = [_meetings(job, group) for group in job.matches.groups if not group.fault and len(group)]
+    n_counted = sum(int(one.counted.sum()) for one in groups)
+    if n_counted < n_steps:
+        return None
+    gain = _gain_ns(job, groups)
+    if gain < MIN_SHARE * step_ns:
+        return None
+    waited = sum(int(one.wait_ns[one.counted].sum()) for one in groups) / n_steps / len(job.ranks)
+    sent = sum(int(np.maximum(one.group.transfer_ns[one.counted], 0).sum()) for one in groups) / n_steps
+    last = np.bincount(np.concatenate([one.group.members[one.group.late[one.counted]] for one in groups]))
+    names = tuple(sorted({one.group.name[at] for one in groups for at in np.flatnonzero(one.counted).tolist()})[:3])
+    found = job_finding(
+        job,
+        EXCHANGES,
+        f"{format_count(n_counted / n_steps, 'exchange')} of a few numbers ({', '.join(names)}) in the middle of the"
+        f" step: at each, all ranks wait for whichever is last, one or another, for {format_ns(waited)} of"
+        f" {format_ns(step_ns)} per step in the mean, {format_share(waited / step_ns)}; without, most of it evens out"
+        " over the step",
+        {
+            "n_exchanges_per_step": round(n_counted / n_steps, 3),
+            "exchanges_share_of_step": round(waited / step_ns, 6),
+            "transfer_share_of_step": round(sent / step_ns, 6),
+            "times_last": {f"rank {job.numbers[at]}": int(last[at]) for at in np.argsort(-last)[:4] if last[at]},
+        },
+        range(len(job.ranks)),
+        ns=(OFF * gain, (gain + sent) / OFF),
+        method="80 % of what the ranks gain by their recorded arrivals when nobody waits at these exchanges; high end:"
+        " 125 % of it and of the transfer",
+    )
+    stack = next((rank.exchanges.stack for rank in job.ranks if rank.exchanges.stack), ())
+    place = Place(lane=found.place.lane, ops=names, frame=stack[0] if stack else None, stack=stack)
+    return replace(found, place=place, n_events=n_counted)
+
+
+def with_exposed(
+    findings: Sequence[Finding], results: Sequence[Result], wait_ms: Sequence[float], step_ms: float
+) -> list[Finding]:
+    """Return the findings without exposed communication that is little beyond waiting and these exchanges."""
+    found = next((finding for finding in findings if finding.code == EXCHANGES), None)
+    if found is None or all(finding.code != EXPOSED for finding in findings):
+        return list(findings)
+    sent_ms = found.evidence["transfer_share_of_step"] * step_ms
+    if not only_waits(results, [wait + sent_ms for wait in wait_ms], step_ms):
+        return list(findings)
+    explains = replace(found, also_explains=(EXPOSED,))
+    return [explains if finding is found else finding for finding in findings if finding.code != EXPOSED]
+
+
+def _meetings(job: RanksTogether, group: GroupMatch) -> _Meetings:
+    ranks = [job.ranks[position] for position in group.members.tolist()]
+    rows = [rank.collectives.row[group.index[:, column]] for column, rank in enumerate(ranks)]
+    rows_of = list(zip(rows, [rank.exchanges for rank in ranks], strict=True))
+    small = np.all([np.isin(row, own.rows) for row, own in rows_of], axis=0) & ~group.begins
+    # what is behind another exchange takes its latency (COM037): nothing is computed there that could be late
+    first = small & np.any([np.isin(row, own.first) for row, own in rows_of], axis=0)
+    wait, held = np.empty_like(group.start_ns), np.empty(group.start_ns.shape, bool)
+    for column, (rank, position) in enumerate(zip(ranks, group.members.tolist(), strict=True)):
+        exposed = rank.exposed + job.matches.offset_ns[position]
+        start, end = group.start_ns[:, column], group.end_ns[:, column]
+        wait[:, column] = intervals.covered(intervals.spans(start, group.last_two_ns[:, 1]), exposed)
+        held[:, column] = intervals.covered(intervals.spans(end - END_NS, end), exposed) > 0
+    wait[small & ~first] = 0
+    return _Meetings(group, small, first & np.isin(group.step, job.steady), wait, held)
+
+
+def _gain_ns(job: RanksTogether, groups: Sequence[_Meetings]) -> float:
+    """Return what a steady step gains in the mean when nobody waits at the exchanges.
+
+    The meetings are gone through in their order: behind an exchange each rank goes on earlier by what it waited there;
+    behind any other, by how much earlier the last has come.
+    """
+    earlier = np.zeros(len(job.ranks), np.int64)
+    reached: dict[int, int] = {}
+    last = [one.group.last_two_ns[:, 1].tolist() for one in groups]
+    order = sorted((when, place, at) for place, ends in enumerate(last) for at, when in enumerate(ends))
+    for last_ns, place, at in order:
+        one = groups[place]
+        members, wait = one.group.members, one.wait_ns[at]
+        before = earlier[members]
+        if one.small[at]:
+            earlier[members] = before + wait
+        else:
+            leave = last_ns - int((one.group.start_ns[at] - before).max())
+            earlier[members] = np.where(one.held[at], np.minimum(leave, before + wait), before)
+        reached[int(one.group.step[at])] = int(earlier.min())
+    steps = sorted(step for step in reached if step >= 0)
+    gain = dict(zip(steps, np.diff([0, *(reached[step] for step in steps)]).tolist(), strict=True))
+    return sum(gain.get(step, 0) for step in job.steady.tolist()) / len(job.steady)

@@ -508,6 +508,7 @@ def accumulating(
         out = []
         for rank, builder in enumerate(builders):
             builder.op(name, at[rank] - 6, 4)
+            builder.op("aten::mm", at[rank] - 5.5, 3)
             dur = us(micro, rank) * part
             builder.launch(at[rank] - 5, 2, at[rank], dur, "gemm")
             out.append(at[rank] + dur + 20)
@@ -516,9 +517,9 @@ def accumulating(
     def arrive(_step: int, begin: float) -> list[float]:
         at = [begin] * 4
         for micro in range(N_MICRO):
-            at = compute(at, "aten::mm", 0.25, micro)
+            at = compute(at, "aten::linear", 0.25, micro)
             at = exchange(at) if place == "layer" else at
-            at = compute(at, "aten::mm", 0.25, micro)
+            at = compute(at, "aten::linear", 0.25, micro)
             at = exchange(at) if place == "loss" else at
             at = compute(at, "autograd::engine::evaluate_function: MmBackward0", 0.5, micro)
             if N_MICRO - reduced <= micro < N_MICRO - 1:

@@ -45,6 +45,8 @@ def metric_exchange(job: RanksTogether) -> Finding | None:
     step_ns, n_steps = job.waits.step_ns, len(job.steady)
     if job.late is not None or not n_steps or any(rank.n_point_to_point for rank in job.ranks):
         return None
+    if not any(len(rank.exchanges.rows) for rank in job.ranks):
+        return None
     groups = [_meetings(job, group) for group in job.matches.groups if not group.fault and len(group)]
     n_counted = sum(int(one.counted.sum()) for one in groups)
     if n_counted < n_steps:

@@ -18,14 +18,15 @@ MAX_BYTES = 512
 _EXCHANGES = r"(?i)all_?reduce|all_?gather|::reduce_$"
 """What brings numbers together; what one rank tells the others is new to them."""
 _FORWARD = r"^(Distributed|FullySharded)DataParallel\.forward$"
-_LAYER = r"(?i)conv|attention|matmul|gemm|linear|mm$|_mm|::(scaled_dot|lstm|gru|rnn)"
+_LAYER = r"(?i)conv|attention|matmul|gemm|linear|mm$|_mm|compiled|::(scaled_dot|lstm|gru|rnn)"
 
 
 @dataclass(frozen=True, eq=False)
 class RankExchanges:
-    """Such collectives by their rows; ``first`` : those that nothing but other exchanges stands between and the last.
+    """Rows of such collectives.
 
-    ``stack`` : the user's calls around one of them, innermost first.
+    ``first`` : those that have a layer or a backward pass between them and the one before. ``stack`` : the user's calls
+    around one of them, innermost first.
     """
 
     rows: Ints
@@ -39,19 +40,20 @@ def rank_exchanges(trace: Trace) -> RankExchanges:
     The main thread asks for them outside of all layers, right behind a backward pass or right before one, and not
     between the last one and the optimizer: what is exchanged there, such as a norm of gradients, the optimizer needs.
     """
-    none = np.empty(0, np.int64)
     found = find_collectives(trace)
     if found is None:
-        return RankExchanges(none, none)
+        return RankExchanges(np.empty(0, np.int64), np.empty(0, np.int64))
     op, rows = _small(trace, found)
     if not len(op):
-        return RankExchanges(none, none)
-    ops = trace.kind == Kind.OP
-    passes = np.sort(trace.start_ns[ops & trace.matching(f"^{BACKWARD_NODE}")])
+        return RankExchanges(rows, rows)
     main = trace.lane == trace.steps.lane
+    ops = trace.kind == Kind.OP
+    engine = ops & trace.matching(f"^{BACKWARD_NODE}")
+    passes = np.sort(trace.start_ns[engine])
     updates = trace.start_ns[main & trace.matching(r"^Optimizer\.step#")]
     edges = np.sort(updates if len(updates) else trace.steps.end_ns)
-    layers = np.sort(trace.start_ns[main & ops & trace.matching(_LAYER) & ~trace.matching(f"^{BACKWARD_NODE}")])
+    # on a CPU the backward pass, with products of its own, may be on the main thread
+    layers = np.sort(trace.start_ns[main & ops & trace.matching(_LAYER) & ~engine & ~trace.tree.under(engine)])
     at_ns = trace.start_ns[op]
     (before, after), (layer, next_layer) = _around(passes, at_ns), _around(layers, at_ns)
     # with a layer on both sides it may be a layer's

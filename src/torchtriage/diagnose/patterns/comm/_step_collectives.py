@@ -7,7 +7,7 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import Collectives
 from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns._recurrence import call_sites, recurs
-from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Trace, given
+from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Floats, Ints, Kind, Trace, given
 from torchtriage.diagnose.patterns.comm._collectives import shorter
 
 FIX_BARRIER = Fix(
@@ -46,6 +46,18 @@ def large_broadcasts(trace: Trace, found: Collectives, objects: Ints) -> Ints:
     return ops if trace.steps.judged_ns(alone) >= MIN_BROADCAST * judged_ns else ops[:0]
 
 
+def buffers_transfer(trace: Trace, found: Collectives) -> Floats:
+    """Return float64[k]: of broadcasts in DDP's forward the share that is transfer, of all others 0.
+
+    What DDP broadcasts there are buffers, which ranks that do alike hold already; the wait for a late rank would come
+    at the next collective.
+    """
+    forward = trace.tree.under(trace.matching(r"^DistributedDataParallel\.forward$") & trace.hosts)
+    op = found.enqueued_by
+    mine = (op >= 0) & (forward & trace.named("c10d::broadcast_"))[op]
+    return np.where(mine, found.fastest_ns / np.maximum(trace.dur_ns[found.rows], 1), 0.0)
+
+
 def object_collectives(trace: Trace) -> Ints:
     """Return the ops of object collectives: a size, read on the host, then the bytes."""
     ops = trace.kind == Kind.OP
@@ -70,8 +82,13 @@ def object_collectives(trace: Trace) -> Ints:
     return np.sort(np.concatenate([pairs[first], pairs[first + 1]]))
 
 
-def claim_each_step(trace: Trace, found: Collectives, ops: Ints, what: str, fix: Fix) -> Claims:
-    """Claim what ops that recur from step to step make the program wait."""
+def claim_each_step(
+    trace: Trace, found: Collectives, ops: Ints, what: str, fix: Fix, *, sure: Floats | float = 0.0
+) -> Claims:
+    """Claim what ops that recur from step to step make the program wait.
+
+    ``sure`` : float64[k], of each collective the share that goes whatever other ranks do.
+    """
     steps = trace.steps
     if not len(ops) or not recurs(trace, ops):
         return
@@ -79,6 +96,7 @@ def claim_each_step(trace: Trace, found: Collectives, ops: Ints, what: str, fix:
     spans = found.exposed[mine[found.source]]
     if not len(spans):
         return
+    low = np.broadcast_to(np.asarray(sure, float), len(found.rows))
     exposed_ns = steps.judged_ns(spans)
     each = 2 if what.startswith("object") else 1
     count = steps.median_count(steps.of_host(ops)) / each
@@ -88,7 +106,7 @@ def claim_each_step(trace: Trace, found: Collectives, ops: Ints, what: str, fix:
         certainty="likely",
         rows=distinct(np.concatenate([ops, found.rows[mine]])),
         spans=spans,
-        gain_low=0.0,
+        gain_low=low[found.source[mine[found.source]]],
         time_class="host" if found.on_host else "comm",
         method="exposed time of these collectives; uneven ranks may wait at the next one instead",
         evidence={
@@ -99,5 +117,5 @@ def claim_each_step(trace: Trace, found: Collectives, ops: Ints, what: str, fix:
         },
         anchor=int(ops[0]),
         fix=fix,
-        edits=(shorter(found, mine, spans, 0.0, 1.0),),
+        edits=(shorter(found, mine, spans, low, 1.0),),
     )

@@ -8,8 +8,8 @@ Slow because: below 1 MiB a collective takes its latency, 10-30 µs on a device 
     were mostly equal before.
 Cost: exposed time of the small collectives only. Low saves one minimum latency for each, except for one per 25 MiB;
     high saves all but the transfer at the best rate that a large message reached in the recording. Low is 0 for
-    barriers, broadcasts and objects, since uneven ranks wait at the next collective instead, and also where layers need
-    each result at once or computation hides most of them.
+    barriers, broadcasts and objects, since uneven ranks wait at the next collective instead (of the buffers that DDP
+    broadcasts it is their transfer), and also where layers need each result at once or computation hides most of them.
 Fix: send one flat buffer: larger buckets, coalescing; exchange metrics every N steps; drop barriers; broadcast once,
     before the loop.
 Leave it when: each collective needs what was computed since the last (SyncBatchNorm, tensor-parallel layers, MoE
@@ -34,6 +34,7 @@ from torchtriage.diagnose.patterns.comm._step_collectives import (
     FIX_BARRIER,
     FIX_BROADCAST,
     FIX_OBJECTS,
+    buffers_transfer,
     claim_each_step,
     large_broadcasts,
     object_collectives,
@@ -73,7 +74,8 @@ def find(trace: Trace) -> Claims:
     yield from claim_each_step(trace, found, np.flatnonzero(barriers), "barrier", FIX_BARRIER)
     objects = object_collectives(trace)
     yield from claim_each_step(trace, found, objects, "object collective", FIX_OBJECTS)
-    yield from claim_each_step(trace, found, large_broadcasts(trace, found, objects), "broadcast", FIX_BROADCAST)
+    ops, sure = large_broadcasts(trace, found, objects), buffers_transfer(trace, found)
+    yield from claim_each_step(trace, found, ops, "broadcast", FIX_BROADCAST, sure=sure)
 
 
 def _small(trace: Trace, found: Collectives) -> Claim | None:

@@ -153,9 +153,9 @@ def score(folder: Path, names: list[str]) -> None:
             right.setdefault((label["half"], mode), []).append(good)
             text = ", ".join(f"{one.code} {one.severity}" for one in found[:3]) or "nothing"
             verdict = "right" if good else "wrong" if mode == "fault" else "said"
-            print(f"{label['half']:12} {name:26} {mode:6} {verdict} {text}")
+            print(f"{label['half']:22} {name:26} {mode:6} {verdict} {text}")
     for (half, mode), some in sorted(right.items()):
-        print(f"{half:12} {'named first' if mode == 'fault' else 'quiet':12} {sum(some)} of {len(some)}")
+        print(f"{half:22} {'named first' if mode == 'fault' else 'quiet':12} {sum(some)} of {len(some)}")
 
 
 def main() -> None:

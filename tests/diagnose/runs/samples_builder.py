@@ -77,9 +77,10 @@ class SamplesBuilder:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.FunctionDef) and node.lineno <= number <= (node.end_lineno or 0):
                 function, first = node.name, node.lineno
-        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.expr) and node.lineno == number]
+        kinds = ast.expr | ast.AugAssign
+        nodes = [node for node in ast.walk(self.tree) if isinstance(node, kinds) and node.lineno == number]
         calls = [node for node in nodes if isinstance(node, ast.Call)]
-        named = [call for call in calls if ast.unparse(call.func) == self.called]
+        named: list[ast.expr | ast.AugAssign] = [call for call in calls if ast.unparse(call.func) == self.called]
         named += [node for node in nodes if ast.unparse(node) == self.called]
         where: list[Any] = [number, None, None, None]
         if named or calls:

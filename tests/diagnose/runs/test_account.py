@@ -165,6 +165,64 @@ def test_arithmetic_on_what_torch_has_made_is_an_operator(tmp_path: Path, value:
         ("with torch.no_grad():;     a = torch.zeros(3); y = a * 2", "a * 2", True),
         ("a = torch.zeros(3); while img:;     y = a * 2;     a = a.numpy()", "a * 2", False),
         ("for part in img:;     a = torch.ones(3);     y = a * 2;     a = a.numpy()", "a * 2", True),
+        (
+            "for p in img:;     try:;         a = decode(p);     except OSError:;         continue;     "
+            "a = a / 255;     a = torch.from_numpy(a)",
+            "a / 255",
+            False,
+        ),
+        (
+            "for p in img:;     if p:;         a = read(p);     else:;         a = decode(p);     "
+            "a = a / 255;     a = torch.from_numpy(a)",
+            "a / 255",
+            False,
+        ),
+        ("if img:;     MEAN = read(img); y = MEAN / 255", "MEAN / 255", False),
+        ("global MEAN; MEAN = MEAN / 255", "MEAN / 255", True),
+        (
+            "a = np.load(img); if img:;     a = torch.from_numpy(a); else:;     a = torch.flip(a, (2,)); y = a / 255",
+            "a / 255",
+            True,
+        ),
+        (
+            "a = np.load(img); try:;     a = torch.from_numpy(a); except TypeError:;     "
+            "a = torch.from_numpy(a.copy()); y = a / 255",
+            "a / 255",
+            True,
+        ),
+        (
+            "a = None; for p in img:;     if a is None:;         a = torch.zeros(3);     else:;         a = a * 2",
+            "a * 2",
+            True,
+        ),
+        (
+            "a = torch.zeros(3); for p in img:;     if p:;         a = np.load(p);         continue;     "
+            "a = torch.relu(a); y = a * 2",
+            "a * 2",
+            False,
+        ),
+        (
+            "for p in img:;     a = torch.zeros(3);     if p:;         a = np.load(p);         break;     y = a * 2",
+            "a * 2",
+            True,
+        ),
+        ("a = torch.zeros(3); a /= 255", "a /= 255", True),
+        ("a = torch.zeros(3); def inner():;     return a * 2; return inner()", "a * 2", True),
+        ("a = torch.zeros(3); match img:;     case 1:;         a = np.load(img); y = a * 2", "a * 2", False),
+        ("a = torch.zeros(3); if img:;     a = np.load(img);     raise ValueError(a); y = a * 2", "a * 2", True),
+        ("a = np.load(img); match img:;     case 1:;         a = torch.from_numpy(a); y = a * 2", "a * 2", False),
+        ("a = torch.zeros(3); try:;     a = np.load(img); except OSError:;     y = a * 2", "a * 2", False),
+        ("a = np.load(img); try:;     a = torch.from_numpy(a); except OSError:;     y = a * 2", "a * 2", False),
+        ("try:;     a = torch.zeros(3); except OSError:;     return; else:;     y = a * 2", "a * 2", True),
+        ("for p in img:;     pass; else:;     a = torch.zeros(3); y = a * 2", "a * 2", True),
+        ("try:;     pass; finally:;     a = torch.zeros(3); y = a * 2", "a * 2", True),
+        (
+            "a = torch.zeros(3); for p in img:;     y = a * 2;     for q in p:;         a = np.load(q);         "
+            "continue;     a = torch.ones(3)",
+            "a * 2",
+            True,
+        ),
+        ("while (a := torch.relu(img)).any():;     y = a * 2", "a * 2", True),
     ],
 )
 def test_a_name_is_what_it_was_last_set_to_above(tmp_path: Path, lines: str, at: str, made: bool) -> None:

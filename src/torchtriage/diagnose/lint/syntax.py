@@ -71,6 +71,19 @@ def stored_names(node: ast.AST) -> set[str]:
     return {part.id for part in walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
 
 
+def set_by(node: ast.AST) -> list[tuple[ast.expr, ast.expr | None]]:
+    """Return what a node sets, and to what: None for what a loop gives, ``a + b`` where ``a += b``."""
+    if isinstance(node, ast.Assign):
+        return [(target, node.value) for target in node.targets]
+    if isinstance(node, ast.AugAssign):
+        return [(node.target, ast.copy_location(ast.BinOp(node.target, node.op, node.value), node))]
+    if isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+        return [(node.target, node.value)]
+    if isinstance(node, ast.withitem) and node.optional_vars is not None:
+        return [(node.optional_vars, node.context_expr)]
+    return [(node.target, None)] if isinstance(node, ast.For | ast.AsyncFor) else []
+
+
 def given_names(call: ast.Call) -> set[str]:
     """Return the variables in what a call is given."""
     return {name for item in arguments(call) for name in names_in(item)}

@@ -5,16 +5,15 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from math import inf
 from pathlib import Path
-from typing import NamedTuple
 
 from torchtriage.core.source.files import Sources
-from torchtriage.diagnose.lint import torch_names
-from torchtriage.diagnose.lint.syntax import names_in, stored_names
+from torchtriage.diagnose.lint.syntax import names_in, set_by, stored_names
+from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.diagnose.runs.samples import Position
+from torchtriage.diagnose.runs.tensor_names import Flow, Scope, is_tensor
 
 Loop = ast.For | ast.AsyncFor | ast.While | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -22,29 +21,11 @@ CHANGES = frozenset(
     ["reset", "step", "update", "append", "extend", "push", "pop", "put", "write", "send", "fit", "seek", "all_reduce"]
 )
 """Methods that change an object, or others' work."""
-_TENSOR_CLASS = re.compile(r"torch\.(cuda\.)?\w*Tensor$")
-_MAKES_ARRAY = re.compile(r"^(np|numpy)\.|\.numpy$")
-_FUNCTIONAL = re.compile(r"^(F|nn\.functional)\.")
-_NO_TENSOR = (torch_names.HOST_METHODS | torch_names.HOST_ATTRIBUTES | {"item", "tolist", "numpy"}) - {"type"}
-"""Methods and attributes of a tensor that are none; ``x.type(...)`` is one."""
 _READS = re.compile(r"load|open|read|from(txt|file)|memmap|File$")
 _WRITES = re.compile(
     r"write|save|dump|flush|sync$|commit|executemany|truncate|create|remove|unlink|rename|replace|mkdir|makedirs|rmdir"
 )
-_SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)
 _SLEEP = re.compile(r"[^#'\"]*\bsleep\(")
-
-
-class _Set(NamedTuple):
-    """What is set, to what (None for what a loop gives), and the lines of the block that may not run."""
-
-    target: ast.expr
-    value: ast.expr | None
-    block: tuple[float, float]
-
-    @property
-    def end(self) -> int:
-        return (self.value or self.target).end_lineno or 0
 
 
 class SourceView:
@@ -59,7 +40,7 @@ class SourceView:
         self.made = lru_cache(maxsize=None)(self._made)
         self.knows = lru_cache(maxsize=None)(self._knows)
         self.typed_call = lru_cache(maxsize=None)(self._typed_call)
-        self.sets = lru_cache(maxsize=None)(_sets)
+        self.flow = lru_cache(maxsize=None)(self._flow)
         self.of_tensor = lru_cache(maxsize=None)(self._of_tensor)
         self.reads_another = lru_cache(maxsize=None)(self._reads_another)
 
@@ -96,15 +77,15 @@ class SourceView:
         Nothing for an argument, or for what a loop or an import gives.
         """
         around = list(self._around(position.file, position.line))
-        for scope in reversed([node for node in around if isinstance(node, _SCOPES)]):
+        for scope in reversed([node for node in around if isinstance(node, Scope)]):
             if found := [
                 value
                 for node in ast.walk(scope)
-                for target, value in _set_by(node)
+                for target, value in set_by(node)
                 if dotted(target) == name and isinstance(value, ast.expr)
             ]:
                 return found
-            if name in _parameters(scope):
+            if not isinstance(scope, ast.Module) and name in parameters(scope):
                 break
         return []
 
@@ -175,45 +156,17 @@ class SourceView:
 
     def _of_tensor(self, position: Position) -> bool:
         """Whether the frame's instruction is arithmetic on a tensor, or a method of one, that torch has made."""
-        parts = [
-            part
-            for node in self._at(position)
-            if isinstance(node, ast.Call | ast.BinOp)
-            for part in ((node.left, node.right) if isinstance(node, ast.BinOp) else (node.func,))
-        ]
-        known = self._tensors(position) if parts else {}
-        return any(_is_tensor(part, known) for part in parts)
+        nodes = [node for node in self._at(position) if isinstance(node, ast.Call | ast.BinOp)]
+        if not nodes:
+            return False
+        around = list(self._around(position.file, position.line))
+        *_, statement = (node for node in around if isinstance(node, ast.stmt))
+        held = self.flow(*(node for node in around if isinstance(node, Scope))).held.get(statement, {})
+        return any(is_tensor(node, held) for node in nodes)
 
-    def _tensors(self, position: Position) -> dict[str, bool]:
-        """Return the names that hold a tensor of torch's making, and with False those that hold an array of NumPy's.
-
-        They are what they were last set to before a position. In a block that may not have run, what is not known
-        leaves a name as it is, and a tensor makes none of an array.
-        """
-        known: dict[str, bool] = {}
-        scopes = [node for node in self._around(position.file, position.line) if isinstance(node, _SCOPES)]
-        others = [span for scope in scopes[-1:] for span in _other_branches(scope, position.line)]
-        loops = self.loops(position.file, position.line)
-        begin, end = (loops[0].lineno, loops[0].end_lineno or 0) if loops else (position.line, 0)
-        for scope in scopes:
-            for name in _parameters(scope):
-                known.pop(name, None)
-            sets = self.sets(scope)
-            if scope is scopes[-1]:  # the file around a function has run to its end when the function is called
-                above = [item for item in sets if item.end < position.line]
-                below = [item for item in sets if position.line <= item.end <= end]
-                sets = [*above, *below, *(item for item in above if item.end >= begin)]  # to here, and the next turn
-            for item in sets:
-                if any(first <= item.end <= last for first, last in others):
-                    continue
-                made = None if item.value is None else _is_tensor(item.value, known)
-                sure = item.block[0] <= position.line <= item.block[1]
-                for name in stored_names(item.target):
-                    if made is not None:
-                        known[name] = made and (sure or known.get(name, True))
-                    elif sure:
-                        known.pop(name, None)
-        return known
+    def _flow(self, *scopes: Scope) -> Flow:
+        """Return what names hold in the last of these scopes; those around it have run to their end by then."""
+        return Flow(scopes[-1], self.flow(*scopes[:-1]).end if scopes[:-1] else {})
 
     def _sleeps(self, position: Position) -> bool:
         """Return whether a line of a library's calls ``sleep``, by its text: parsing libraries takes long."""
@@ -336,80 +289,14 @@ class SourceView:
 
     def _at(self, position: Position) -> list[ast.expr]:
         """Return the expressions that stand where the frame's instruction does."""
-        statement = self._statement(position.file, position.line, position.column)
+        statement = self._statement(position.file, position.line, position.column) or ast.Pass()
         place = position.line, position.column, position.end_line, position.end_column
         return [
             node
-            for node in ast.walk(statement or ast.Pass())
+            for node in [*ast.walk(statement), *(value for _, value in set_by(statement))]
             if isinstance(node, ast.expr)
             and (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == place
         ]
-
-
-def _parameters(scope: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    """Return the names of a function's parameters."""
-    if isinstance(scope, ast.Module):
-        return set()
-    return {arg.arg for arg in ast.walk(scope.args) if isinstance(arg, ast.arg)}
-
-
-def _sets(scope: ast.AST) -> list[_Set]:
-    """Return what a function, or a file, sets itself, line by line."""
-    found: list[_Set] = []
-    always: tuple[float, float] = (0, inf)
-    pending = [(node, always) for node in ast.iter_child_nodes(scope)]
-    for node, block in pending:
-        sets = [(node.target, None)] if isinstance(node, ast.For | ast.AsyncFor) else _set_by(node)
-        found += [_Set(target, value, block) for target, value in sets]
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            continue
-        for _, part in ast.iter_fields(node):
-            nodes = [child for child in (part if isinstance(part, list) else [part]) if isinstance(child, ast.AST)]
-            inner = block
-            if nodes and isinstance(nodes[0], ast.stmt) and not isinstance(node, ast.With | ast.AsyncWith):
-                inner = nodes[0].lineno, getattr(nodes[-1], "end_lineno", inf)
-            pending += [(child, inner) for child in nodes]
-    return sorted(found, key=lambda item: item.target.lineno)
-
-
-def _other_branches(scope: ast.AST, line: int) -> Iterator[tuple[int, int]]:
-    """Yield the lines of the branches above a line that do not lead to it."""
-    for node in ast.walk(scope):
-        if not isinstance(node, ast.If):
-            continue
-        for body in filter(None, (node.body, node.orelse)):
-            last = body[-1].end_lineno or 0
-            leaves = isinstance(body[-1], ast.Return | ast.Raise | ast.Continue)
-            if last < line and (leaves or line <= (node.end_lineno or 0)):
-                yield body[0].lineno, last
-
-
-def _is_tensor(node: ast.expr, known: Mapping[str, bool]) -> bool | None:
-    """Whether an expression is a tensor, by what it begins with: a call of torch's, or a name ``known`` as one.
-
-    False for an array of NumPy's; None where it is neither, or not known.
-    """
-    if isinstance(node, ast.Name):
-        return known.get(node.id)
-    if isinstance(node, ast.BinOp):
-        sides = _is_tensor(node.left, known), _is_tensor(node.right, known)
-        return True if True in sides else False if False in sides else None
-    if isinstance(node, ast.Call):
-        if _makes_tensor(node):
-            return True
-        if _MAKES_ARRAY.search(dotted(node.func)):
-            return False
-        return _is_tensor(node.func, known) if isinstance(node.func, ast.Attribute) else None
-    if isinstance(node, ast.Attribute):
-        return None if node.attr in _NO_TENSOR else _is_tensor(node.value, known)
-    return _is_tensor(node.value, known) if isinstance(node, ast.Subscript) else None
-
-
-def _makes_tensor(call: ast.Call) -> bool:
-    """Whether a call is one of torch's that return a tensor, by its name."""
-    name = _FUNCTIONAL.sub("torch.nn.functional.", dotted(call.func))
-    function = torch_names.TENSOR_SPACES.match(name) is not None and torch_names.HOST_CALLS.match(name) is None
-    return function or _TENSOR_CLASS.match(name) is not None
 
 
 def _heads(loop: Loop) -> Sequence[ast.For | ast.AsyncFor | ast.comprehension]:
@@ -434,7 +321,7 @@ def _writes(node: ast.expr) -> bool:
 
 
 def _changes_state(function: ast.FunctionDef) -> bool:
-    given, own = _parameters(function), stored_names(function)
+    given, own = parameters(function), stored_names(function)
     return any(_changes(node, given, own) for node in ast.walk(function))
 
 
@@ -450,28 +337,9 @@ def _changes(node: ast.AST, given: set[str], own: set[str]) -> bool:
     return isinstance(node, ast.Global | ast.Nonlocal)
 
 
-def _set_by(node: ast.AST) -> list[tuple[ast.expr, ast.expr | None]]:
-    """Return the targets of an assignment or a ``with``, and their values."""
-    if isinstance(node, ast.Assign):
-        return [(target, node.value) for target in node.targets]
-    if isinstance(node, ast.AugAssign):
-        return [(node.target, ast.copy_location(ast.BinOp(node.target, node.op, node.value), node))]
-    if isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-        return [(node.target, node.value)]
-    if isinstance(node, ast.withitem) and node.optional_vars is not None:
-        return [(node.optional_vars, node.context_expr)]
-    return []
-
-
 def _begins(node: ast.AST) -> int:
     decorators = [decorator.lineno for decorator in getattr(node, "decorator_list", ())]
     return int(min([getattr(node, "lineno", 1 << 30), *decorators]))
-
-
-def _is_at(node: ast.expr, position: Position) -> bool:
-    """Whether a node is what the frame's instruction executes."""
-    place = position.line, position.column, position.end_line, position.end_column
-    return (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == place
 
 
 def _has_column(node: ast.AST, line: int, column: int) -> bool:

@@ -23,8 +23,10 @@ CHANGES = frozenset(
 """Methods that change an object, or others' work."""
 _READS = re.compile(r"load|open|read|from(txt|file)|memmap|File$")
 _WRITES = re.compile(
-    r"write|save|dump|flush|sync$|commit|executemany|truncate|create|remove|unlink|rename|replace|mkdir|makedirs|rmdir"
+    r"write|save|dump|tofile|flush|sync$|commit|executemany|truncate|create|touch|copy|move|rename|replace|remove|unlink"
+    r"|rmtree|mkdir|makedirs|rmdir"
 )
+_CHANGES_TABLE = re.compile(r"\s*(insert|update|delete|replace|create|drop|alter)\s", re.IGNORECASE)
 _SLEEP = re.compile(r"[^#'\"]*\bsleep\(")
 
 
@@ -115,20 +117,25 @@ class SourceView:
         that is not known.
         """
         call = self._called(position)
-        if any(map(_writes, [call] if call is not None else self._at(position))):
-            return False
         if call is None:
-            return None
+            return False if any(map(_writes, self._at(position))) else None
+        doing: list[ast.expr] = [call]
+        if _called_name(call) == "close":  # what was opened to write is written by then
+            doing += self.values(position, dotted(call.func).removesuffix(".close"))
+        if any(map(_writes, doing)):
+            return False
         named = call.args[:1] or [keyword.value for keyword in call.keywords]
         named += [call.func.value] if isinstance(call.func, ast.Attribute) else []
         loops = self.loops(position.file, position.line)
         behind = self._behind(named, loops, position)
+        parts = [part for nodes in (named, *behind.values()) for node in nodes for part in ast.walk(node)]
+        if any(isinstance(part, ast.Constant) and _CHANGES_TABLE.match(str(part.value)) for part in parts):
+            return False
         inner = loops[next((at for at, loop in enumerate(loops) if loop.lineno == steps), 0) :]
         named_anew = inner and all(behind.keys() & self._turning(loop, position) for loop in inner)
         if named_anew and _READS.search(_called_name(call)):
             return True
         imported = self._imported(position.file)
-        parts = [part for nodes in (named, *behind.values()) for node in nodes for part in ast.walk(node)]
         fixed = all(name in imported or values for name, values in behind.items())
         return False if fixed and not any(isinstance(part, ast.Call) for part in parts) else None
 

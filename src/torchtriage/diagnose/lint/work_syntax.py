@@ -95,8 +95,12 @@ def bound_names(node: ast.AST) -> set[str]:
 
 def local_names(node: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
     """Return the names that a function binds itself."""
-    shared = {name for part in walk(node) if isinstance(part, ast.Global | ast.Nonlocal) for name in part.names}
-    return frozenset(bound_names(node) | parameters(node)) - shared
+    return frozenset(bound_names(node) | parameters(node)) - shared_names(node)
+
+
+def shared_names(node: ast.AST) -> set[str]:
+    """Return the names that a piece of syntax says are ``global`` or ``nonlocal``."""
+    return {name for part in walk(node) if isinstance(part, ast.Global | ast.Nonlocal) for name in part.names}
 
 
 def indexed_paths(node: ast.AST) -> frozenset[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchtriage.core.source.files import Sources
 from torchtriage.diagnose.lint.syntax import names_in, set_by, stored_names
-from torchtriage.diagnose.lint.work_syntax import parameters
+from torchtriage.diagnose.lint.work_syntax import parameters, shared_names
 from torchtriage.diagnose.runs.samples import Position
 from torchtriage.diagnose.runs.tensor_names import Flow, Scope, is_tensor
 
@@ -80,15 +80,16 @@ class SourceView:
         """
         around = list(self._around(position.file, position.line))
         for scope in reversed([node for node in around if isinstance(node, Scope)]):
-            if found := [
+            if not isinstance(scope, ast.Module) and name in parameters(scope):
+                break
+            found = [
                 value
                 for node in ast.walk(scope)
                 for target, value in set_by(node)
                 if dotted(target) == name and isinstance(value, ast.expr)
-            ]:
+            ]
+            if found and name not in shared_names(scope):
                 return found
-            if not isinstance(scope, ast.Module) and name in parameters(scope):
-                break
         return []
 
     def _typed_call(self, position: Position) -> str:
@@ -132,20 +133,11 @@ class SourceView:
         if any(isinstance(part, ast.Constant) and _CHANGES_TABLE.match(str(part.value)) for part in parts):
             return False
         inner = loops[next((at for at, loop in enumerate(loops) if loop.lineno == steps), 0) :]
-        named_anew = inner and all(behind.keys() & self._turning(loop, position) for loop in inner)
-        if named_anew and _READS.search(_called_name(call)):
-            return True
+        if inner and all(behind.keys() & _turning(loop) for loop in inner):
+            return True if _READS.search(_called_name(call)) else None
         imported = self._imported(position.file)
-        fixed = all(name in imported or values for name, values in behind.items())
+        fixed = all(name in imported or len(values) == 1 for name, values in behind.items())
         return False if fixed and not any(isinstance(part, ast.Call) for part in parts) else None
-
-    def _turning(self, loop: Loop, position: Position) -> set[str]:
-        """Return the names that have another value in each turn of a loop: what it goes through, and what it counts."""
-        return {name for head in _heads(loop) for name in stored_names(head.target)} | {
-            name
-            for name in stored_names(loop)
-            if any(isinstance(value, ast.BinOp) and name in names_in(value) for value in self.values(position, name))
-        }
 
     def _behind(
         self, nodes: Sequence[ast.expr], loops: Sequence[Loop], position: Position
@@ -311,6 +303,17 @@ def _heads(loop: Loop) -> Sequence[ast.For | ast.AsyncFor | ast.comprehension]:
     if isinstance(loop, ast.While):
         return []
     return [loop] if isinstance(loop, ast.For | ast.AsyncFor) else loop.generators
+
+
+def _turning(loop: Loop) -> set[str]:
+    """Return the names that have another value in each turn of a loop: what it goes through, and what it counts."""
+    return {name for head in _heads(loop) for name in stored_names(head.target)} | {
+        name
+        for node in ast.walk(loop)
+        for target, value in set_by(node)
+        if isinstance(value, ast.BinOp)
+        for name in stored_names(target) & names_in(value)
+    }
 
 
 def _called_name(call: ast.Call) -> str:

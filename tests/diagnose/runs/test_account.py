@@ -234,6 +234,15 @@ def test_a_name_is_what_it_was_last_set_to_above(tmp_path: Path, lines: str, at:
     assert built.view.of_tensor(look.stack[0]) == made
 
 
+def test_of_a_function_that_nests_too_deep_nothing_is_known(tmp_path: Path) -> None:
+    branches = "".join(f"    elif img == {number}:\n        pass\n" for number in range(2000))
+    source = f"def step(img):\n    if img is None:\n        pass\n{branches}    y = torch.ones(3) * img\nstep(1)\n"
+    built = SamplesBuilder(tmp_path, source, "torch.ones(3) * img")
+    built.look("y = torch.ones(3) * img")
+    (look,) = built.samples().looks
+    assert built.view.of_tensor(look.stack[0])  # a tensor by itself, whatever the names hold
+
+
 def test_what_is_called_with_a_list_is_not_inside_the_loop_that_makes_the_list(tmp_path: Path) -> None:
     source = """def main(model, rows):
     for batch in rows:

@@ -165,7 +165,11 @@ class SourceView:
 
     def _flow(self, *scopes: Scope) -> Flow:
         """Return what names hold in the last of these scopes; those around it have run to their end by then."""
-        return Flow(scopes[-1], self.flow(*scopes[:-1]).end if scopes[:-1] else {})
+        around = self.flow(*scopes[:-1]).end if scopes[:-1] else {}
+        try:
+            return Flow(scopes[-1], around)
+        except RecursionError:  # nests too deep, as a thousand elifs do: nothing is known
+            return Flow(ast.Module([], []), {})
 
     def _sleeps(self, position: Position) -> bool:
         """Return whether a line of a library's calls ``sleep``, by its text: parsing libraries takes long."""

@@ -67,7 +67,7 @@ def changes(timeline: Timeline, owners: Owners, row: int, checkpointing: tuple[N
 
     ``row`` : the peak's, or that of a failed request. ``checkpointing`` : what ``checkpointing.notes`` returns.
     """
-    total = timeline.allocated_at(row) if timeline.end > timeline.start else int(timeline.allocated_bytes[-1])
+    total = timeline.allocated_at(row)
     if total < LEAST_BYTES:
         return ()
     found = _Found(timeline, owners, row, total, has_checkpointing=bool(checkpointing))
@@ -79,10 +79,8 @@ def changes(timeline: Timeline, owners: Owners, row: int, checkpointing: tuple[N
     ranked += [(False, note.evidence["high_bytes"], note) for note in checkpointing]
     ranked.sort(key=lambda entry: (not entry[0], -entry[1]))
     notes = tuple(note for _, _, note in ranked)
-    if row >= timeline.start and timeline.end > timeline.start:
-        return notes
-    reserved = timeline.reserved_at(row) if timeline.end > timeline.start else int(timeline.reserved_bytes[-1])
-    if notes and total >= FULL_SHARE * reserved:
+    reserved = timeline.reserved_at(row)
+    if row >= timeline.start or (notes and total >= FULL_SHARE * reserved):
         return notes
     message = (
         f"record from the start: the peak is not in this file, {format_bytes(total)} were allocated when it begins and"
@@ -102,7 +100,7 @@ class _Found:
         self.category = categories(timeline, owners, self.phase)
         self.has_checkpointing = has_checkpointing
         history = owners.snapshot.history
-        failed = row >= timeline.start and timeline.end > timeline.start and history.action[row] == Action.OOM
+        failed = row >= timeline.start and history.action[row] == Action.OOM
         self.failed_stack = int(history.stack[row]) if failed else NONE
         self.failed_bytes = int(history.size_bytes[row]) if failed else 0
 
@@ -110,7 +108,7 @@ class _Found:
         scores = self._like(self.owners.is_scores)
         logits = self._like(self.owners.is_loss) & ~scores
         other = self.alive & ~scores & ~logits
-        found = [
+        return [
             self._scores(scores),
             self._logits(logits),
             self._kept_outputs(other),
@@ -119,7 +117,6 @@ class _Found:
             self._parameters(other & (self.category == Category.PARAMETERS)),
             *self._by_purpose(other),
         ]
-        return found
 
     def _like(self, of_stack: Mask) -> Mask:
         """Return which living tensors have such a stack, or are made by the backward pass in their size."""

@@ -99,7 +99,7 @@ def _like_sizes(size: Ints) -> Ints:
     """Return a stand-in for each address: equal where a free (of negative size) takes the last one of its size."""
     order = np.argsort(np.abs(size), kind="stable")
     grouped = np.abs(size[order])
-    first = np.append(True, grouped[1:] != grouped[:-1])[: len(order)]
+    first = np.append(True, grouped[1:] != grouped[:-1])
     group = np.cumsum(first) - 1
     change = np.where(size[order] > 0, 1, -1)
     alive = np.cumsum(change)
@@ -117,7 +117,7 @@ def _timeline(history: History, device: int, totals: Ints, reserved: Ints) -> Ti
     born, freed, by_free, old_born, old_freed = paired(np.arange(end), history.address, is_alloc, end)
     size = history.size_bytes
     # what was there before and stays has no event: the total beside the first event includes it
-    start = int(totals[0] - (size[0] if is_alloc[0] else -size[0])) if end and totals[0] >= 0 else 0
+    start = int(totals[0] - (size[0] if is_alloc[0] else -size[0])) if totals[0] >= 0 else 0
     rest = max(start - int(size[old_freed[old_born < 0]].sum()), 0)
     extra = np.array([rest] if rest else [], np.int64)
     n_extra = len(extra)
@@ -139,7 +139,7 @@ def _timeline(history: History, device: int, totals: Ints, reserved: Ints) -> Ti
         end=end,
         lives=lives,
         allocated_bytes=allocated(lives, 0, end),
-        reserved_bytes=np.append(reserved[:1], reserved) if end else np.zeros(1, np.int64),
+        reserved_bytes=np.append(reserved[:1], reserved),
         n_unmatched=0,
         settings=Settings(),
     )

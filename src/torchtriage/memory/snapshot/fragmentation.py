@@ -178,7 +178,7 @@ def find_fragmentation(snapshot: Snapshot, timeline: Timeline) -> Fragmentation 
     """Return what was free when most was allocated; at the snapshot where the history does not hold that moment."""
     if not timeline.reserved_bytes.max():
         return None
-    is_seen = timeline.peak >= timeline.start and timeline.end > timeline.start
+    is_seen = timeline.peak >= timeline.start
     row = timeline.peak if is_seen else timeline.end - 1
     segments = segments_at(snapshot, timeline, row)
     free = free_at(snapshot, timeline, row, segments)

@@ -177,7 +177,7 @@ def holders(
             Holder(
                 label=label,
                 size_bytes=size,
-                share=size / total if total else 0.0,
+                share=size / max(total, 1),
                 n_allocations=len(mine),
                 phase=_most(phase[mine], sizes, PHASE_NAMES),
                 category=_most(category[mine], sizes, CATEGORY_NAMES),
@@ -191,8 +191,7 @@ def holders(
     if rest:
         size = sum(holder.size_bytes for holder in rest)
         count = sum(holder.n_allocations for holder in rest)
-        share = size / total if total else 0.0
-        shown.append(Holder(f"{len(rest)} other lines", size, share, count, "", "", "", None, ()))
+        shown.append(Holder(f"{len(rest)} other lines", size, size / max(total, 1), count, "", "", "", None, ()))
     return tuple(shown)
 
 
@@ -220,7 +219,7 @@ def _most(codes: NDArray[np.int8], sizes: Ints, names: list[str]) -> str:
 
 def _parts(sizes: dict[str, int], total: int) -> tuple[MemoryPart, ...]:
     ordered: Sequence[tuple[str, int]] = sorted(sizes.items(), key=lambda part: (-part[1], part[0]))
-    parts = [MemoryPart(name, size, size / total if total else 0.0) for name, size in ordered[:MAX_LINES]]
+    parts = [MemoryPart(name, size, size / max(total, 1)) for name, size in ordered[:MAX_LINES]]
     rest = sum(size for _, size in ordered[MAX_LINES:])
     if rest:
         parts.append(MemoryPart(format_count(len(ordered) - MAX_LINES, "other"), rest, rest / total))

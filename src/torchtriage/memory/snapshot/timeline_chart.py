@@ -36,8 +36,7 @@ def draw(snapshot: Snapshot, timeline: Timeline, owners: Owners, failed: int | N
     rows = thinned(timeline.allocated_bytes) + timeline.start - 1
     owner, names = _owners(timeline, owners, rows)
     values = _values(timeline, owner, len(names), rows)
-    row = timeline.peak if timeline.end > timeline.start else timeline.end - 1
-    row = row if failed is None else failed
+    row = timeline.peak if failed is None else failed
     segments = segments_at(snapshot, timeline, row)
     drawn = sorted(segments, key=lambda segment: (segment.start - segment.end, segment.start))[:SEGMENTS]
     times = snapshot.history.time_us[timeline.start : timeline.end]

@@ -209,11 +209,11 @@ def test_reserved_that_grows_alone_is_named() -> None:
 def test_steps_by_marks_and_by_period_agree() -> None:
     one = read(loop(20, marks=True))
     owners, told = Owners.of(one), timeline(one, 0)
-    marked = snapshot_leaks.find_steps(one, owners, told)
+    marked = snapshot_leaks.find_steps(owners, told)
     assert marked is not None
     assert len(marked.row) == 20
     other = read(loop(20))
-    period = snapshot_leaks.find_steps(other, Owners.of(other), timeline(other, 0))
+    period = snapshot_leaks.find_steps(Owners.of(other), timeline(other, 0))
     assert period is not None
     assert len(period.row) == 20
     assert "period" in period.basis

@@ -195,9 +195,9 @@ def find_fragmentation(snapshot: Snapshot, timeline: Timeline) -> Fragmentation 
     )
 
 
-def find_out_of_memory(snapshot: Snapshot, timeline: Timeline, owners: Owners) -> tuple[list[OutOfMemory], int]:
+def find_out_of_memory(timeline: Timeline, owners: Owners) -> tuple[list[OutOfMemory], int]:
     """Return the post mortem of failed allocations, the last ones, and how many there were."""
-    history = snapshot.history
+    snapshot, history = owners.snapshot, owners.snapshot.history
     rows = timeline.start + np.flatnonzero(history.action[timeline.start : timeline.end] == Action.OOM)
     if not len(rows):
         return [], 0

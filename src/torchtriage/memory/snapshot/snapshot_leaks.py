@@ -95,7 +95,7 @@ def judge_snapshot(owners: Owners, memories: Sequence[Timeline]) -> Opinion:
     )
 
 
-def find_steps(snapshot: Snapshot, owners: Owners, memory: Timeline) -> SnapshotSteps | None:
+def find_steps(owners: Owners, memory: Timeline) -> SnapshotSteps | None:
     """Return where steps begin in the history of a device, None where that is not known.
 
     Marks need the history's times. Without marks, the user's own lines show it: those that allocate
@@ -103,15 +103,14 @@ def find_steps(snapshot: Snapshot, owners: Owners, memory: Timeline) -> Snapshot
     of a model are as regular as steps, so what happens inside a forward, a backward or an optimizer
     does not count.
     """
-    start, end = memory.start, memory.end
-    return _marked(snapshot, memory.device, start, end) or _periodic(snapshot, owners, start, end)
+    return _marked(owners.snapshot, memory) or _periodic(owners, memory.start, memory.end)
 
 
-def _marked(snapshot: Snapshot, device: int, start: int, end: int) -> SnapshotSteps | None:
-    marks, time = snapshot.annotations, snapshot.history.time_us[start:end]
+def _marked(snapshot: Snapshot, memory: Timeline) -> SnapshotSteps | None:
+    marks, time = snapshot.annotations, snapshot.history.time_us[memory.start : memory.end]
     if not len(marks) or not len(time) or time[0] < 0:
         return None
-    mine = np.flatnonzero(marks.device == device)
+    mine = np.flatnonzero(marks.device == memory.device)
     texts = [snapshot.texts[code] for code in marks.name[mine]]
     names = [re.sub(r"\d+", "#", text) for text in texts]
     common = Counter(name for name, text in zip(names, texts, strict=True) if _MARK.search(text))
@@ -119,25 +118,24 @@ def _marked(snapshot: Snapshot, device: int, start: int, end: int) -> SnapshotSt
         if n < MIN_STEPS + 1:
             continue
         at = marks.start_us[mine[[mark == name for mark in names]]]
-        row = distinct(np.searchsorted(np.maximum.accumulate(time), np.sort(at))) + start
-        row = row[row < end]
+        row = distinct(np.searchsorted(np.maximum.accumulate(time), np.sort(at))) + memory.start
+        row = row[row < memory.end]
         if len(row) > MIN_STEPS:
             return SnapshotSteps(row, f"{name.strip('#')} marks")
     return None
 
 
-def _periodic(snapshot: Snapshot, owners: Owners, start: int, end: int) -> SnapshotSteps | None:
-    history = snapshot.history
+def _periodic(owners: Owners, start: int, end: int) -> SnapshotSteps | None:
+    history = owners.snapshot.history
     rows = np.flatnonzero(history.action[start:end] == Action.ALLOC) + start
     rows = rows[history.stack[rows] >= 0]
-    freed = (history.action[start:end] == Action.FREE_REQUESTED) | (history.action[start:end] == Action.FREE_COMPLETED)
-    gives = np.flatnonzero(freed) + start
+    gives = np.flatnonzero(np.isin(history.action[start:end], (Action.FREE_REQUESTED, Action.FREE_COMPLETED))) + start
     outside = (owners.phase == MemoryPhase.OTHER) & (owners.user >= 0) & ~owners.is_parameter
     rows = rows[outside[history.stack[rows]]]
     if not len(rows):
         return None
     stack = history.stack[rows]
-    count = np.bincount(stack, minlength=len(snapshot.stacks))
+    count = np.bincount(stack, minlength=len(owners.snapshot.stacks))
     often = Counter(int(n) for n in count if n > MIN_STEPS)
     for n_steps, _ in often.most_common():
         best: tuple[float, int, Ints] | None = None
@@ -160,8 +158,7 @@ def _periodic(snapshot: Snapshot, owners: Owners, start: int, end: int) -> Snaps
 
 def _judge(owners: Owners, memory: Timeline) -> Opinion | None:
     """Return the opinion on one device, None where its history shows too few steps."""
-    snapshot = owners.snapshot
-    steps = find_steps(snapshot, owners, memory)
+    steps = find_steps(owners, memory)
     # the first step warms up; the last boundary needs a whole step after it to be judged
     if steps is None or len(steps.row) < MIN_STEPS + 2:
         return None
@@ -211,7 +208,7 @@ def _judge(owners: Owners, memory: Timeline) -> Opinion | None:
         slope=slope,
         areas=_areas(owners, stacks, sizes[order]),
     )
-    kind = _kind(snapshot, owners, stacks)
+    kind = _kind(owners, stacks)
     holders = [
         {"label": _label(owners, stack), "bytes_per_step": int(size), "blocks_per_step": round(float(n), 2)}
         for stack, size, n in zip(stacks[:MAX_HOLDERS].tolist(), per_step, n_per_step, strict=False)
@@ -299,13 +296,13 @@ def _left_behind(memory: Timeline, row: Ints) -> tuple[Ints, Floats, Ints]:
     return stacks.astype(np.int64), sizes.astype(np.float64), blocks.astype(np.int64)
 
 
-def _kind(snapshot: Snapshot, owners: Owners, stacks: Ints) -> str:
-    named = stacks[stacks >= 0]
+def _kind(owners: Owners, stacks: Ints) -> str:
+    named, table = stacks[stacks >= 0], owners.snapshot.stacks
 
     def is_hook(frame: int) -> bool:
-        return bool(owners.is_user_frame[frame] and _HOOK.search(snapshot.stacks.functions[frame]))
+        return bool(owners.is_user_frame[frame] and _HOOK.search(table.functions[frame]))
 
-    if len(named) and all(any(map(is_hook, snapshot.stacks.frames_of(stack))) for stack in named.tolist()):
+    if len(named) and all(any(map(is_hook, table.frames_of(stack))) for stack in named.tolist()):
         return "hook"
     forward = int((owners.phase[named] == MemoryPhase.FORWARD).sum())
     return "graph" if forward >= MANY_STACKS and forward >= 0.5 * len(named) else "tensor"

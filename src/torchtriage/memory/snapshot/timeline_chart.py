@@ -26,13 +26,14 @@ PIECES = 1000
 FREE, AWAITING, MIXED = -1, -2, -3
 
 
-def draw(snapshot: Snapshot, timeline: Timeline, owners: Owners, failed: int | None = None) -> Picture | None:
+def draw(timeline: Timeline, owners: Owners, failed: int | None = None) -> Picture | None:
     """Return the picture of one device; None where nothing was ever reserved.
 
     Segments are drawn as they were at the peak, or when the allocation ``failed``, a row.
     """
     if not timeline.reserved_bytes.max():
         return None
+    snapshot = owners.snapshot
     rows = thinned(timeline.allocated_bytes) + timeline.start - 1
     owner, names = _owners(timeline, owners, rows)
     values = _values(timeline, owner, len(names), rows)

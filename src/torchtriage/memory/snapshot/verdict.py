@@ -61,7 +61,7 @@ def judge(
     for device in snapshot.devices:
         progress(f"memory over time, device {device}")
         lives[device] = timeline(snapshot, device)
-        devices.append(_device(snapshot, lives[device], owners))
+        devices.append(_device(lives[device], owners))
     progress("growth from step to step")
     leak = _asked("leak", lambda: snapshot_leaks.judge_snapshot(owners, list(lives.values())), crashes)
     worst = max(devices, key=_weight, default=None)
@@ -167,7 +167,7 @@ def _traced(memory: RecordedEvents, place: int) -> DeviceMemory:
     lives = memory.timeline
     peak = find_peak(lives, memory.owners)
     most = int(lives.reserved_bytes.max())
-    picture = draw(memory.owners.snapshot, lives, memory.owners)
+    picture = draw(lives, memory.owners)
     if not memory.has_reserved:
         peak = peak and replace(peak, reserved_bytes=None)
         picture = picture and replace(picture, reserved_bytes=())
@@ -191,10 +191,11 @@ def _traced(memory: RecordedEvents, place: int) -> DeviceMemory:
     )
 
 
-def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> DeviceMemory:
+def _device(lives: Timeline, owners: Owners) -> DeviceMemory:
+    snapshot = owners.snapshot
     in_segments = snapshot.segments.device == lives.device
     segments = snapshot.segments.rows(np.flatnonzero(in_segments))
-    failed, n_failed = find_out_of_memory(snapshot, lives, owners)
+    failed, n_failed = find_out_of_memory(lives, owners)
     return DeviceMemory(
         device=lives.device,
         name=f"device {lives.device}",
@@ -210,7 +211,7 @@ def _device(snapshot: Snapshot, lives: Timeline, owners: Owners) -> DeviceMemory
         fragmentation=find_fragmentation(snapshot, lives),
         out_of_memory=tuple(failed),
         n_out_of_memory=n_failed,
-        picture=draw(snapshot, lives, owners, lives.start + failed[-1].entry if failed else None),
+        picture=draw(lives, owners, lives.start + failed[-1].entry if failed else None),
     )
 
 

@@ -127,7 +127,6 @@ def _timeline(history: History, device: int, totals: Ints, reserved: Ints) -> Ti
     lives = BlockLives(
         address=np.concatenate([history.address[born], history.address[old_freed], 0 * extra]),
         size_bytes=np.concatenate([size[born], size[old_freed], extra]),
-        stream=np.zeros(len(born) + len(none), np.int64),
         stack=np.concatenate([history.stack[born], none]),
         free_stack=np.concatenate([free_stack, none]),
         born=np.concatenate([born, old_born, np.full(n_extra, NONE)]),

@@ -33,7 +33,6 @@ class BlockLives(Columns):
 
     address: Ints
     size_bytes: Ints
-    stream: Ints
     stack: Codes
     free_stack: Codes
     born: Ints
@@ -143,9 +142,6 @@ def _lives(snapshot: Snapshot, device: int, start: int, end: int, settings: Sett
     lives = BlockLives(
         address=np.concatenate([history.address[born], history.address[old_freed], blocks.address[rest]]),
         size_bytes=np.concatenate([size, settings.round_sizes(history.size_bytes[old_freed]), blocks.size_bytes[rest]]),
-        stream=np.concatenate(
-            [history.stream[born], history.stream[old_freed], snapshot.segments.stream[blocks.segment[rest]]]
-        ),
         stack=np.concatenate([history.stack[born], np.full(len(old_born), NONE, np.int32), blocks.stack[rest]]),
         free_stack=np.concatenate([free_stack, history.stack[old_freed], none]),
         born=np.concatenate([born, old_born, none]),

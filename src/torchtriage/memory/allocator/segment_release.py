@@ -42,7 +42,7 @@ def releases(
     starts, ends = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)
     some = given[ends] > given[starts]
     runs: list[FreeRun] = []
-    asked = _stacks_of("empty_cache", stacks)
+    by_hand = stacks.having(np.array([name == "empty_cache" for name in stacks.functions], np.bool_))
     for start, end in zip(starts[some].tolist(), ends[some].tolist(), strict=True):
         mine = start + np.flatnonzero(gives[start:end])
         pools = {0, *np.maximum(rows.pool[mine], 0).tolist()}
@@ -61,7 +61,7 @@ def releases(
             continue
         stack = int(rows.stack[mine[0]])
         if stack >= 0:
-            run.own = stack not in asked and stack == int(rows.stack[end])
+            run.own = not by_hand[stack] and stack == int(rows.stack[end])
         else:  # it would have fitted: nobody had to make room
             run.own = before + run.need > int(reserved.max())
     return runs
@@ -73,12 +73,6 @@ def _most_needed(settings: Settings, asked_bytes: Ints) -> Ints:
         page = np.where(rounded <= SMALL_SIZE, SMALL_SEGMENT, settings.large_segment_bytes)
         return np.asarray(-(-rounded // page) * page, np.int64)
     return np.array([settings.segment_size(size) for size in rounded.tolist()], np.int64)
-
-
-def _stacks_of(function: str, stacks: Stacks) -> set[int]:
-    frames = [i for i, name in enumerate(stacks.functions) if name == function]
-    hit = np.flatnonzero(np.isin(stacks.frame, frames))
-    return set((np.searchsorted(stacks.start, hit, side="right") - 1).tolist())
 
 
 def limit(rows: History, settings: Settings, reserved: Ints, runs: list[FreeRun]) -> int | None:

@@ -113,6 +113,7 @@ class Owners:
         def mask(matches: Callable[[str, str], object]) -> Mask:
             return np.array([bool(matches(*row)) for row in rows], np.bool_)
 
+        has = stacks.having
         python = mask(lambda file, _: _PYTHON.search(file))
         user = mask(lambda file, name: _PYTHON.search(file) and _is_users(file, name))
         backward = mask(
@@ -133,11 +134,6 @@ class Owners:
                 (name in ("forward", "_call_impl", "_conv_forward") and file.endswith(".py")) or _NETWORK.search(file)
             )
         )
-
-        def has(flags: Mask) -> Mask:
-            if not len(stacks):
-                return np.zeros(0, np.bool_)
-            return np.logical_or.reduceat(flags[stacks.frame], stacks.start[:-1])
 
         def first(flags: Mask) -> Codes:
             n_all = len(stacks.frame)

@@ -19,7 +19,7 @@ from torchtriage.core.finding import Note
 from torchtriage.core.names import file_name
 from torchtriage.core.units import format_bytes, format_share
 from torchtriage.memory.snapshot.attribution import Category, MemoryPhase, Owners
-from torchtriage.memory.snapshot.peak_usage import categories, phases
+from torchtriage.memory.snapshot.peak_usage import by_stack, categories, phases
 from torchtriage.memory.snapshot.result import RECORD
 from torchtriage.memory.snapshot.snapshot import NONE, Action
 from torchtriage.memory.snapshot.timeline import Timeline
@@ -120,7 +120,7 @@ class _Found:
 
     def _like(self, of_stack: Mask) -> Mask:
         """Return which living tensors have such a stack, or are made by the backward pass in their size."""
-        mine = np.append(of_stack, False)[self.lives.stack]
+        mine = by_stack(of_stack, self.lives.stack)
         sizes = np.unique(self.lives.size_bytes[mine & (self.lives.size_bytes >= SCORES_BYTES)])
         backward = (self.phase == MemoryPhase.BACKWARD) & (self.category != Category.GRADIENTS)
         return self.alive & (mine | (backward & np.isin(self.lives.size_bytes, sizes)))
@@ -168,7 +168,7 @@ class _Found:
     def _kept_outputs(self, mine: Mask) -> _Change:
         """Of two results of one line, the older goes when the program has made the newer: it could go before."""
         lives = self.lives
-        freed_in = np.append(self.owners.phase.astype(np.int64), 0)[lives.free_stack]
+        freed_in = by_stack(self.owners.phase, lives.free_stack)
         large = mine & (lives.size_bytes >= PAIR_SHARE * self.total) & (lives.stack >= 0) & (lives.born >= 0)
         large &= np.isin(self.category, (Category.ACTIVATIONS, Category.UNKNOWN))
         groups: dict[str, list[int]] = {}
@@ -192,14 +192,13 @@ class _Found:
         )
 
     def _elementwise(self, mine: Mask) -> _Change:
-        names = self.owners.snapshot.stacks.functions
         keeps_input = self.has_checkpointing or (self.phase == MemoryPhase.BACKWARD).any()
-        is_it = np.array(
-            [bool(_IN_PLACE.search(name) or (not keeps_input and _INPUT_KEPT.search(name))) for name in names], np.bool_
-        )
         stacks = self.owners.snapshot.stacks
-        has = np.logical_or.reduceat(is_it[stacks.frame], stacks.start[:-1]) if len(stacks) else np.zeros(0, np.bool_)
-        mine = mine & (self.category == Category.ACTIVATIONS) & np.append(has, False)[self.lives.stack]
+        is_it = [
+            bool(_IN_PLACE.search(name) or (not keeps_input and _INPUT_KEPT.search(name))) for name in stacks.functions
+        ]
+        has = by_stack(stacks.having(np.array(is_it, np.bool_)), self.lives.stack)
+        mine = mine & (self.category == Category.ACTIVATIONS) & has
         held = self._bytes(mine)
         return _Change(
             "in-place-activation",

@@ -31,7 +31,7 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.frames import call_name
 from torchtriage.core.units import format_bytes, format_count, format_ms, format_share
 from torchtriage.memory.snapshot.attribution import Category, MemoryPhase, Owners
-from torchtriage.memory.snapshot.peak_usage import categories, phases
+from torchtriage.memory.snapshot.peak_usage import by_stack, categories, phases
 from torchtriage.memory.snapshot.snapshot import Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline, timeline
 
@@ -153,9 +153,7 @@ def _activations(memory: Timeline, owners: Owners) -> Ints:
     lives = memory.lives
     saved = memory.alive(memory.peak) & (category == Category.ACTIVATIONS) & (lives.born >= 0) & (lives.stack >= 0)
     # stacks of frees are recorded with stacks of everything alone; without, take them as saved
-    freed_in = np.full(len(lives), MemoryPhase.UNKNOWN, np.int8)
-    has = lives.free_stack >= 0
-    freed_in[has] = owners.phase[lives.free_stack[has]]
+    freed_in = by_stack(owners.phase, lives.free_stack)
     rows = np.flatnonzero(saved & ~np.isin(freed_in, (MemoryPhase.FORWARD, MemoryPhase.OPTIMIZER)))
     return rows[np.argsort(lives.born[rows], kind="stable")]
 

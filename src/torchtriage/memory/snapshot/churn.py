@@ -8,6 +8,7 @@ from torchtriage.core.finding import Finding, Fix, Place
 from torchtriage.core.units import format_bytes, format_count
 from torchtriage.memory.findings.allocator_churn import CODE, FIX
 from torchtriage.memory.snapshot.attribution import Owners
+from torchtriage.memory.snapshot.peak_usage import by_stack
 from torchtriage.memory.snapshot.snapshot import Action
 from torchtriage.memory.snapshot.timeline import Timeline
 
@@ -39,12 +40,9 @@ def find_churn(timeline: Timeline, owners: Owners) -> Finding | None:
     if n_rounds < MIN_ROUNDS or min(again, given) < most:
         return None
     stacks = history.stack[timeline.start + rows[gives]]
-    functions = owners.snapshot.stacks.functions
-    emptied = sum(
-        any("empty_cache" in functions[frame].lower() or "emptyCache" in functions[frame] for frame in frames)
-        for frames in map(owners.snapshot.stacks.frames_of, stacks.tolist())
-    )
-    by_hand = 2 * emptied > len(stacks)
+    table = owners.snapshot.stacks
+    empties = ["empty_cache" in name.lower() or "emptyCache" in name for name in table.functions]
+    by_hand = 2 * by_stack(table.having(np.array(empties, np.bool_)), stacks).sum() > len(stacks)
     grows = (history.action[timeline.start + rows] == Action.SEGMENT_UNMAP).any()
     last = int(stacks[-1])
     why = "torch.cuda.empty_cache() was called" if by_hand else "the allocator made room for other sizes"

@@ -25,13 +25,18 @@ CATEGORY_NAMES[Category.CASTS] = "autocast copies"
 PHASE_NAMES = [phase.name.lower() for phase in MemoryPhase]
 
 
+def by_stack(values: NDArray[Any], stack: NDArray[np.int32]) -> NDArray[Any]:
+    """Return the value of each stack in a column, 0 or False for -1; ``values`` : of all stacks."""
+    return np.append(values, np.zeros(1, values.dtype))[stack]
+
+
 def phases(timeline: Timeline, owners: Owners) -> NDArray[np.int8]:
     """Return the phase that asked for each life: int8[n].
 
     From its stack; else from the ranges that ``Optimizer.step`` records beside the history.
     """
     lives = timeline.lives
-    out = _by_stack(owners.phase, lives.stack).astype(np.int8)
+    out = by_stack(owners.phase, lives.stack)
     snapshot = owners.snapshot
     notes = snapshot.annotations
     steps = [snapshot.texts[code].startswith("Optimizer.step") for code in notes.name]
@@ -51,7 +56,7 @@ def categories(timeline: Timeline, owners: Owners, phase: NDArray[np.int8]) -> N
     Gradients differ from other memory of the backward pass by when they are freed: not before it ends.
     """
     lives = timeline.lives
-    freed_in = _by_stack(owners.phase, lives.free_stack)
+    freed_in = by_stack(owners.phase, lives.free_stack)
     stays = lives.freed >= timeline.end
     out = np.full(len(lives), Category.UNKNOWN, np.int8)
     backward = phase == MemoryPhase.BACKWARD
@@ -65,8 +70,8 @@ def categories(timeline: Timeline, owners: Owners, phase: NDArray[np.int8]) -> N
     out[optimizer & (freed_in == MemoryPhase.OPTIMIZER)] = Category.TEMPORARIES
     # an optimizer that makes its state anew frees it in the next step
     out[optimizer & (stays | _outlives_its_step(timeline, optimizer))] = Category.OPTIMIZER_STATE
-    stated = _by_stack(owners.category, lives.stack)
-    out = np.where(stated, stated, out).astype(np.int8)
+    stated = by_stack(owners.category, lives.stack)
+    out = np.where(stated, stated, out)
     _name_what_was_there(timeline, owners, out, phase, freed_in)
     return out
 
@@ -82,7 +87,7 @@ def _outlives_its_step(timeline: Timeline, optimizer: Mask) -> Mask:
 
 
 def _name_what_was_there(
-    timeline: Timeline, owners: Owners, category: NDArray[np.int8], phase: NDArray[np.int8], freed_in: Ints
+    timeline: Timeline, owners: Owners, category: NDArray[np.int8], phase: NDArray[np.int8], freed_in: NDArray[np.int8]
 ) -> None:
     """Name what was there before a recording of passes: by who freed it, else what outlives a pass.
 
@@ -92,7 +97,7 @@ def _name_what_was_there(
     before = (lives.born < 0) & (category == Category.UNKNOWN)
     category[before & (freed_in == MemoryPhase.OPTIMIZER)] = Category.OPTIMIZER_STATE
     category[before & (freed_in == MemoryPhase.BACKWARD)] = Category.ACTIVATIONS
-    category[before & np.append(owners.is_zero_grad, False)[lives.free_stack]] = Category.GRADIENTS
+    category[before & by_stack(owners.is_zero_grad, lives.free_stack)] = Category.GRADIENTS
     stays = np.flatnonzero(before & (lives.freed >= timeline.end))
     gradients = category == Category.GRADIENTS
     has_backward = (phase == MemoryPhase.BACKWARD).any()
@@ -201,10 +206,6 @@ def time_us(timeline: Timeline, owners: Owners, row: int) -> int | None:
     if not len(times) or times[0] < 0:
         return None
     return int(times[max(row - timeline.start, 0)] - times[0])
-
-
-def _by_stack(values: NDArray[Any], stack: NDArray[np.int32]) -> Ints:
-    return np.append(values.astype(np.int64), 0)[stack]  # -1 is the last one
 
 
 def _sums(codes: NDArray[np.int8], sizes: Ints, names: list[str]) -> dict[str, int]:

@@ -146,6 +146,10 @@ class Stacks:
         """Return the frame ids of a stack, innermost first; none for -1."""
         return self.frame[self.start[stack] : self.start[stack + 1]].tolist() if stack >= 0 else []
 
+    def having(self, wanted: Mask) -> Mask:
+        """Return bool[n]: which stacks have a frame that is ``wanted``, bool[n_frames]."""
+        return np.logical_or.reduceat(wanted[self.frame], self.start[:-1]) if len(self) else np.zeros(0, np.bool_)
+
 
 class StackTable:
     """Collects frames and stacks, each once."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,18 +58,11 @@ class LogEntry:
         return hashlib.md5(self.payload, usedforsecurity=False).hexdigest() == digest
 
 
-def read_entries(stream: Readable, *, progress: Callable[[int], None] | None = None) -> Iterator[LogEntry]:
-    """Yield every entry of a log, in order.
-
-    ``stream`` : of the log, decompressed. ``progress`` : called with the bytes read so far.
-    """
+def read_entries(stream: Readable) -> Iterator[LogEntry]:
+    """Yield every entry of a log, in order; ``stream`` : of the log, decompressed."""
     rest = b""
     dropped = False  # the middle of a payload that is too long
-    n_read = 0
     while block := stream.read(BLOCK_BYTES):
-        n_read += len(block)
-        if progress is not None:
-            progress(n_read)
         # a mark may stand across two blocks: look one byte back
         looked = max(len(rest) - 1, 0)
         rest += block

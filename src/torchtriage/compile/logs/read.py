@@ -136,16 +136,15 @@ def _read(path: str, progress: Progress | None) -> list[ProcessLog]:
         if n_before:
             reason = "line of the program" if form == "text" else "line that is no record"
             log.n_read = log.skipped[reason] = n_before
-        whole = _Rewound(head, stream)
-        count_bytes = None if progress is None else lambda n_bytes: progress(n_bytes, size_bytes)
+        whole = _Rewound(head, stream, None if progress is None else lambda n_bytes: progress(n_bytes, size_bytes))
         # imported when they are needed: patterns take time to compile
         if form == "structured":
             from torchtriage.compile.logs.structured_log import read_structured
 
-            return [read_structured(log, whole, count_bytes)]
+            return [read_structured(log, whole)]
         from torchtriage.compile.logs.text_log import read_explain, read_text
 
-        return read_text(log, whole, count_bytes) if form == "text" else [read_explain(log, whole, count_bytes)]
+        return read_text(log, whole) if form == "text" else [read_explain(log, whole)]
 
 
 def _head(stream: Readable, name: str) -> bytes:
@@ -294,14 +293,15 @@ class _Unpacked:
 
 
 class _Rewound:
-    """A stream whose first bytes were read already."""
+    """A stream whose first bytes were read already; ``progress`` : called with the bytes handed out so far."""
 
-    def __init__(self, head: bytes, rest: Readable) -> None:
-        self.head = head
-        self.rest = rest
+    def __init__(self, head: bytes, rest: Readable, progress: Callable[[int], None] | None) -> None:
+        self.head, self.rest, self.progress = head, rest, progress
+        self.n_read = 0
 
     def read(self, size: int, /) -> bytes:
-        if self.head:
-            data, self.head = self.head[:size], self.head[size:]
-            return data
-        return self.rest.read(size)
+        data, self.head = (self.head[:size], self.head[size:]) if self.head else (self.rest.read(size), b"")
+        self.n_read += len(data)
+        if data and self.progress is not None:
+            self.progress(self.n_read)
+        return data

@@ -109,11 +109,11 @@ _ENVELOPE = msgspec.json.Decoder(_Envelope)
 _DEFECTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, KeyError, TypeError)
 
 
-def read_structured(log: ProcessLog, stream: Readable, progress: Callable[[int], None] | None = None) -> ProcessLog:
+def read_structured(log: ProcessLog, stream: Readable) -> ProcessLog:
     """Take in all entries of a structured log; what cannot be read is counted and left out."""
     reader = _EntryReader(log)
     try:
-        for entry in read_entries(stream, progress=progress):
+        for entry in read_entries(stream):
             log.n_read += 1
             reason = reader.take(entry)
             if reason is None:

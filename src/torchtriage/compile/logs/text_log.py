@@ -7,7 +7,7 @@ also read without the logger's prefix, and as ``torch._dynamo.explain`` prints t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +55,7 @@ _RECOMPILING = re.compile(r"^Recompiling function (?P<name>\S+) in (?P<file>.+):
 _LIMIT = re.compile(r"function: '(?P<name>[^']+)' \((?P<file>.+):(?P<line>\d+)\)")
 
 
-def read_text(log: ProcessLog, stream: Readable, progress: Callable[[int], None] | None = None) -> list[ProcessLog]:
+def read_text(log: ProcessLog, stream: Readable) -> list[ProcessLog]:
     """Take in a text log, and return that of each process in it: each has compile ids of its own.
 
     Processes are told apart by their ranks, before they have one by torchrun's number; lines without either are of the
@@ -64,7 +64,7 @@ def read_text(log: ProcessLog, stream: Readable, progress: Callable[[int], None]
     logs: list[ProcessLog] = []
     readers = {"": _MessageReader(log)}
     try:
-        for line in _lines(stream, progress):
+        for line in _lines(stream):
             line = line[:MAX_TEXT]
             match = _LINE.match(line)
             tee, rank = (match["tee"] or "", match["rank"] or "") if match else ("", "")
@@ -93,13 +93,9 @@ def read_text(log: ProcessLog, stream: Readable, progress: Callable[[int], None]
     return found
 
 
-def _lines(stream: Readable, progress: Callable[[int], None] | None) -> Iterator[str]:
+def _lines(stream: Readable) -> Iterator[str]:
     rest = b""
-    n_read = 0
     while block := stream.read(BLOCK_BYTES):
-        n_read += len(block)
-        if progress is not None:
-            progress(n_read)
         *whole, rest = (rest + block).split(b"\n")
         for line in whole:
             yield line.decode("utf-8", "replace").rstrip("\r")
@@ -235,7 +231,7 @@ def _explained(text: str) -> Break | None:
     return replace(graph_break, frame=graph_break.frame or stack[0], stack=stack, caller=user_frame(stack))
 
 
-def read_explain(log: ProcessLog, stream: Readable, progress: Callable[[int], None] | None = None) -> ProcessLog:
+def read_explain(log: ProcessLog, stream: Readable) -> ProcessLog:
     """Take in every reason of every ``break_reasons`` in a JSON document; an entry is a reason.
 
     Raises LogError: it has none, is not JSON to its end, or too large for a summary.
@@ -245,8 +241,6 @@ def read_explain(log: ProcessLog, stream: Readable, progress: Callable[[int], No
         data += block
         if len(data) > MAX_JSON_BYTES:
             raise LogError(f"expected less than {MAX_JSON_BYTES >> 20} MiB of JSON", where=log.path, hint=_TRACES)
-        if progress is not None:
-            progress(len(data))
     if b'"break_reasons"' not in data:
         raise LogError("expected a compile log, found JSON without break_reasons", where=log.path, hint=_TRACES)
     try:

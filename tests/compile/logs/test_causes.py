@@ -13,7 +13,7 @@ from torchtriage.compile.logs.breaks import Break, parse_break, parse_restart
 from torchtriage.compile.logs.fixes import completed, fix_of, recompile_fix
 from torchtriage.compile.logs.graphs import count_ops, kernels_of, nodes_of
 from torchtriage.compile.logs.guards import parse_guards
-from torchtriage.compile.logs.recompiles import parse_failures
+from torchtriage.compile.logs.recompiles import parse_failure
 
 
 def test_a_break_of_today_is_taken_apart() -> None:
@@ -151,13 +151,13 @@ def test_a_restart_of_old_names_no_line() -> None:
     ],
 )
 def test_reasons_are_classed(text: str, cause: str, source: str, dim: int, was: str, now: str) -> None:
-    (one,) = parse_failures(text)
+    one = parse_failure(text)
     assert (one.cause, one.source, one.dim, one.was, one.now) == (cause, source, dim, was, now)
     assert one.graph == text.partition(":")[0]
 
 
 def test_a_guard_names_its_line_and_hint() -> None:
-    (one,) = parse_failures("2/1: self.n == 1      # self.n += 1  # me/a.py:11 in f (HINT: make it a tensor)")
+    one = parse_failure("2/1: self.n == 1      # self.n += 1  # me/a.py:11 in f (HINT: make it a tensor)")
     assert (one.guard, one.code, one.hint) == ("self.n == 1", "self.n += 1", "make it a tensor")
     assert one.frame is not None
     assert (one.frame.file, one.frame.line) == ("me/a.py", 11)
@@ -249,7 +249,7 @@ def test_guards_are_counted() -> None:
 
 def test_no_reason_takes_long_to_read() -> None:
     begun = time.process_time()
-    (failure,) = parse_failures("0/0: a" + " " * 2000 + "# " + " " * 2000 + "x")
+    failure = parse_failure("0/0: a" + " " * 2000 + "# " + " " * 2000 + "x")
     assert failure.frame is None
     assert parse_break("Graph break" + " in user code at a" * 4000) is not None
     assert parse_break("Graph break: " + "TensorVariable() " * 20_000) is not None

@@ -13,7 +13,7 @@ from msgspec import DecodeError
 from msgspec.json import decode
 
 from torchtriage.compile.logs.guards import GuardTree
-from torchtriage.compile.logs.recompiles import Cause, GuardFailure, as_written, parse_failures
+from torchtriage.compile.logs.recompiles import Cause, GuardFailure, as_written, parse_failure
 
 _TENSOR = re.compile(
     r"check_tensor\([^=]+?, \w+, (?P<keys>DispatchKeySet\([^()]*\)), (?P<dtype>[\w.]+), device=(?P<device>\w+),"
@@ -39,10 +39,10 @@ def _changes(old: GuardTree, new: GuardTree, *, next_: bool) -> Iterator[GuardFa
         elif what == "state" and same is not None:
             yield from _of_state(text, same)
         elif what in ("value", "length"):
-            failure = parse_failures(text)[0]
+            failure = parse_failure(text)
             kinds = {kind for kind, of in new.expected if of == source} if same is None else set()
             if same is not None:
-                now = parse_failures(same)[0].was
+                now = parse_failure(same).was
                 if failure.was != now:
                     yield _change(failure.cause, source, failure.was, now, text)
             elif kinds - {"type"} or (kinds and next_):

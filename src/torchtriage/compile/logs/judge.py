@@ -29,7 +29,7 @@ from torchtriage.compile.logs.tables import (
     processes_of,
     recompiles_of,
 )
-from torchtriage.core.finding import Finding, Frame, NotChecked, Note
+from torchtriage.core.finding import SEVERITIES, Finding, Frame, NotChecked, Note
 from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.core.version import __version__
 
@@ -55,8 +55,7 @@ def judge(logs: Sequence[ProcessLog]) -> CompileResult:
     inlined = inlined_of(logs)
     unlogged = _unlogged(logs)
     findings = [*order_findings, *findings_of(breaks, recompiles, functions, guards, inductor)]
-    order = ("high", "medium", "low", "note")
-    findings.sort(key=lambda finding: order.index(finding.severity))
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return CompileResult(
         schema=COMPILE_SCHEMA,
         version=__version__,

@@ -104,17 +104,14 @@ class GuardFailure:
         return self.cause, source, self.dim
 
 
-def parse_failures(text: str) -> list[GuardFailure]:
-    """Return the failures of one cached graph, of which a reason may name several."""
+def parse_failure(text: str) -> GuardFailure:
+    """Return the failure of one cached graph, as a reason words it."""
     entry = _ENTRY.match(text.strip())
     graph, rest = (entry["id"], entry["rest"]) if entry else ("", text.strip())
-    guard, _, traceback = rest.partition("\nUser stack trace:\n")
-    return [_failure(graph, guard.strip()[:_MAX_GUARD], parse_traceback(traceback))]
-
-
-def _failure(graph: str, text: str, stack: tuple[Frame, ...]) -> GuardFailure:
+    text, _, traceback = rest.partition("\nUser stack trace:\n")
+    text = text.strip()[:_MAX_GUARD]
     guard, code, hint = text, "", ""
-    frame = stack[0] if stack else None
+    frame = next(iter(parse_traceback(traceback)), None)
     noted = _NOTED.search(text)
     if noted is not None:
         guard, *codes = _COMMENT.split(text[: noted.start()], maxsplit=1)

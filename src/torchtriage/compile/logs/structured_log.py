@@ -15,7 +15,7 @@ from torchtriage.compile.logs.entries import LogEntry, Readable, read_entries
 from torchtriage.compile.logs.graphs import count_ops, inlined, kernels_of
 from torchtriage.compile.logs.guards import parse_guards, parse_old_guards
 from torchtriage.compile.logs.process_log import Compilation, ProcessLog
-from torchtriage.compile.logs.recompiles import GuardFailure, parse_failures
+from torchtriage.compile.logs.recompiles import GuardFailure, parse_failure
 from torchtriage.core.finding import Frame
 
 MAX_GRAPHS = 24
@@ -98,7 +98,6 @@ class _Special(msgspec.Struct):
     symbol: str = ""
     sources: list[str] = []
     value: str | int | float = ""
-    reason: str = ""
 
 
 class _WithSpecial(msgspec.Struct):
@@ -310,7 +309,7 @@ class _EntryReader:
         text = self._payload(entry)
         logged = decode(text) if text.lstrip()[:1] in ("[", '"') else text
         reasons = [logged] if isinstance(logged, str) else map(str, logged)
-        failures = [failure for reason in reasons for failure in parse_failures(reason)]
+        failures = [parse_failure(reason) for reason in reasons]
         if not failures:
             return "recompilation without a reason"
         # logged before the compilation begins that they are the reason of

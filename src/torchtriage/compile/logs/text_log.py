@@ -18,7 +18,7 @@ from torchtriage.compile.logs.entries import BLOCK_BYTES, Readable
 from torchtriage.compile.logs.guards import parse_guards
 from torchtriage.compile.logs.locations import user_frame
 from torchtriage.compile.logs.process_log import ProcessLog
-from torchtriage.compile.logs.recompiles import parse_failures
+from torchtriage.compile.logs.recompiles import parse_failure
 from torchtriage.core.errors import LogError
 from torchtriage.core.finding import Frame
 
@@ -202,8 +202,8 @@ class _MessageReader:
         log, compile_id = self.log, self.id
         head = _RECOMPILING.match(text)
         reasons = re.split(r"\n[^\S\n]*- ", text)[1:]
-        plain = [re.sub(r"\n[^\S\n]*(?=User stack trace:)", "\n", reason).rstrip() for reason in reasons]
-        failures = [failure for reason in plain for failure in parse_failures(reason)]
+        plain = (re.sub(r"\n[^\S\n]*(?=User stack trace:)", "\n", reason).rstrip() for reason in reasons)
+        failures = [parse_failure(reason) for reason in plain]
         if head is None or not failures:
             return "recompilation without a reason"
         if self.recompiled.setdefault(compile_id, kind) != kind:

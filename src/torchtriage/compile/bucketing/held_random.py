@@ -8,6 +8,7 @@ drawn as others.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,38 +58,34 @@ class HeldRandom(TorchDispatchMode):  # type: ignore[misc]
         return held(func, *args, **kwargs)
 
 
-def _set(out: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    return out.copy_(values)
+def _filled(values: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return what makes a tensor as torch does and fills it with numbers by place."""
 
+    def held(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out = func(*args, **kwargs)
+        return out.copy_(values(out))
 
-def _uniform(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    out = func(*args, **kwargs)
-    return _set(out, _unit(out))
-
-
-def _normal(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    out = func(*args, **kwargs)
-    return _set(out, _standard(out))
+    return held
 
 
 def _uniform_between(func: Any, x: torch.Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> torch.Tensor:
     out = x if func.overloadpacket is _aten.uniform_ else torch.empty_like(x)
-    return _set(out, low + _unit(x) * (high - low))
+    return out.copy_(low + _unit(x) * (high - low))
 
 
 def _normal_around(_func: Any, x: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> torch.Tensor:
-    return _set(x, mean + _standard(x) * std)
+    return x.copy_(mean + _standard(x) * std)
 
 
 def _exponential(_func: Any, x: torch.Tensor, rate: float = 1.0, **_: Any) -> torch.Tensor:
-    return _set(x, -_unit(x).log() / rate)
+    return x.copy_(-_unit(x).log() / rate)
 
 
 def _bernoulli(func: Any, x: torch.Tensor, p: Any = None, **_: Any) -> torch.Tensor:
     in_place = func.overloadpacket is _aten.bernoulli_
     if p is None:
         p = 0.5 if in_place else x
-    return _set(x if in_place else torch.empty_like(x), _unit(x) < p)
+    return (x if in_place else torch.empty_like(x)).copy_(_unit(x) < p)
 
 
 def _dropout(func: Any, x: torch.Tensor, p: float, train: bool | None) -> Any:
@@ -102,12 +99,7 @@ def _integers(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     out = func(*args, **kwargs)
     bounds = [arg for arg in args if isinstance(arg, int)]
     low, high = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
-    return _set(out, (low + _unit(out) * (high - low)).floor())
-
-
-def _permutation(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    out = func(*args, **kwargs)
-    return _set(out, _unit(out).argsort())
+    return out.copy_((low + _unit(out) * (high - low)).floor())
 
 
 def _chosen(func: Any, p: torch.Tensor, n: int, replacement: bool = False, **kwargs: Any) -> torch.Tensor:
@@ -117,10 +109,10 @@ def _chosen(func: Any, p: torch.Tensor, n: int, replacement: bool = False, **kwa
 
 
 _HELD = {
-    _aten.rand: _uniform,
-    _aten.rand_like: _uniform,
-    _aten.randn: _normal,
-    _aten.randn_like: _normal,
+    _aten.rand: _filled(_unit),
+    _aten.rand_like: _filled(_unit),
+    _aten.randn: _filled(_standard),
+    _aten.randn_like: _filled(_standard),
     _aten.uniform_: _uniform_between,
     _aten.uniform: _uniform_between,
     _aten.normal_: _normal_around,
@@ -130,6 +122,6 @@ _HELD = {
     _aten.native_dropout: _dropout,
     _aten.randint: _integers,
     _aten.randint_like: _integers,
-    _aten.randperm: _permutation,
+    _aten.randperm: _filled(lambda like: _unit(like).argsort()),
     _aten.multinomial: _chosen,
 }

@@ -201,23 +201,15 @@ def _drawn(x: Tensor, low: float, high: float, fill: Any, number: int, generator
     return (fill + (number % 3 - 1 + 2 * unit - 1) * width).to(x.dtype)
 
 
-def _lowest(low: float, _high: float) -> float:
-    return low
-
-
-def _highest(_low: float, high: float) -> float:
-    return high
-
-
 _VARIANTS: tuple[tuple[Change, Callable[[float, float], float] | None], ...] = (
     (_reflected, None),
     (_first, None),
-    (_as_came, _lowest),
-    (_as_came, _highest),
+    (_as_came, min),
+    (_as_came, max),
     (_last_reflected, None),
     (_near_the_fill, None),
     (_mirrored, None),
-    (_middle, _highest),
-    (_last_reflected, _lowest),
-    (_first, _highest),
+    (_middle, max),
+    (_last_reflected, min),
+    (_first, max),
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchtriage.core.arrays import Ints, Mask, distinct
 from torchtriage.memory.allocator.recording import AllocatorRecording, Op
-from torchtriage.memory.allocator.settings import SMALL_SIZE, Settings
+from torchtriage.memory.allocator.settings import SMALL_SEGMENT, SMALL_SIZE, Settings
 from torchtriage.memory.allocator.simulator import RANGE_STRIDE, RANGES_AT, Shelf, SimulatedBlock, Simulator
 
 
@@ -163,14 +163,12 @@ def _begin(
 ) -> None:
     for segment in recording.start:
         if as_recorded:
-            granule = 0
-            if segment.expandable:
-                granule = 2 << 20 if segment.small else recording.settings.large_segment_bytes
+            granule = SMALL_SEGMENT if segment.small else recording.settings.large_segment_bytes
             adopted = simulator.adopt(
                 simulator.shelf(segment.stream, segment.small, segment.pool),
                 list(segment.extents),
                 [(addr, size) for _, addr, size in segment.held],
-                granule,
+                granule if segment.expandable else 0,
                 segment.base,
             )
             for (life, _, _), block in zip(segment.held, adopted, strict=True):

@@ -250,20 +250,19 @@ class Simulator:
                 block = block.next
 
     def adopt(
-        self, shelf: Shelf, extents: list[tuple[int, int]], held: list[tuple[int, int]], granule: int = 0, base: int = 0
+        self, shelf: Shelf, extents: list[tuple[int, int]], held: list[tuple[int, int]], granule: int, base: int
     ) -> list[SimulatedBlock]:
         """Take over a segment as it stands and return a block for each held range.
 
         ``extents`` : (address, bytes) of its memory, ascending: one range, or the mapped ranges of
         an expandable segment (``granule`` > 0). ``held`` : (address, bytes) in use, ascending. What
-        lies between them is free, and what lies between extents is unmapped, from ``base`` on.
+        lies between them is free, and what lies between extents is unmapped, from ``base`` on, the first address.
         """
         pieces: list[SimulatedBlock] = []
         result: list[SimulatedBlock] = []
-        begin = base if granule and base else extents[0][0]
-        space = Range(begin, granule) if granule else None
+        space = Range(base, granule) if granule else None
         at = 0
-        end = begin
+        end = base
         for start, size in extents:
             if start > end:
                 pieces.append(SimulatedBlock(end, start - end, shelf, space, UNMAPPED))
@@ -291,7 +290,7 @@ class Simulator:
                 shelf.put(block)
             elif block.state == UNMAPPED:
                 shelf.put_unmapped(block)
-        self._heads[begin] = pieces[0]
+        self._heads[base] = pieces[0]
         return result
 
     # -- cached blocks -----------------------------------------------------------------------

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from torchtriage.core.finding import Finding, Fix, Place, Severity
+from torchtriage.core.finding import Finding, Place, Severity
 from torchtriage.core.names import word_list
 from torchtriage.core.units import format_bytes, format_count, format_share
 from torchtriage.memory.allocator import AllocatorRecording, Replayed, ReplayError, Settings, record
 from torchtriage.memory.allocator import replay as replay_under
 from torchtriage.memory.allocator.settings import MIB
 from torchtriage.memory.findings.allocator_settings import CODE as ALLOCATOR_SETTINGS
+from torchtriage.memory.findings.allocator_settings import FIX
 from torchtriage.memory.snapshot.snapshot import Snapshot
 
 CODE = ALLOCATOR_SETTINGS.code
@@ -43,7 +44,6 @@ _WITH_LIMIT = (
     "garbage_collection_threshold:0.6",
     "max_split_size_mb:256,garbage_collection_threshold:0.8",
 )
-_LINK = "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf"
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ def finding(advice: Advice) -> Finding | None:
             "same_address": advice.same_address,
             "n_events": advice.n_events,
         },
-        fix=Fix(text=f"Start the process with {conf}.", code=code, link=_LINK),
+        fix=replace(FIX, text=f"Start the process with {conf}.", code=code),
         n_events=advice.n_events,
     )
 

@@ -15,15 +15,13 @@ import numpy as np
 
 from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.units import format_bytes, format_count
+from torchtriage.memory.allocator.settings import SMALL_SEGMENT, SMALL_SIZE
 from torchtriage.memory.snapshot.attribution import Owners
 from torchtriage.memory.snapshot.peak_usage import categories, holders, phases, time_us
 from torchtriage.memory.snapshot.result import Fragmentation, MemoryPart, OutOfMemory
 from torchtriage.memory.snapshot.snapshot import NONE, Action, AllocatorState, Snapshot
 from torchtriage.memory.snapshot.timeline import Timeline
 
-SMALL_BYTES = 1 << 20
-"""Requests up to here are served from 2 MiB segments of their own (``kSmallSize``)."""
-SMALL_SEGMENT_BYTES = 2 << 20
 PAGE_BYTES = 20 << 20
 """Expandable segments of large requests grow and shrink by this much (``kLargeBuffer``)."""
 MAX_OUT_OF_MEMORY = 20
@@ -90,7 +88,7 @@ def segments_at(snapshot: Snapshot, timeline: Timeline, row: int) -> list[Segmen
             _cut(segments, start, end)
         else:
             mapped = history.action[at] == Action.SEGMENT_UNMAP
-            is_small = end - start == SMALL_SEGMENT_BYTES and not mapped
+            is_small = end - start == SMALL_SEGMENT and not mapped
             stream, pool = int(history.stream[at]), int(history.pool[at])
             insort(segments, Segment(start, end, stream, pool, is_small, bool(mapped)))
     return segments
@@ -208,7 +206,7 @@ def find_out_of_memory(timeline: Timeline, owners: Owners) -> tuple[list[OutOfMe
         n_bytes, stack = int(history.size_bytes[row]), int(history.stack[row])
         segments = segments_at(snapshot, timeline, row)
         free = free_at(snapshot, timeline, row, segments)
-        wanted = Segment(0, 0, int(history.stream[row]), int(history.pool[row]), n_bytes <= SMALL_BYTES)
+        wanted = Segment(0, 0, int(history.stream[row]), int(history.pool[row]), n_bytes <= SMALL_SIZE)
         parts, largest = _split(free, segments, snapshot, wanted, n_bytes)
         left = int(history.device_free_bytes[row])
         free_bytes = int(free.size_bytes.sum())

@@ -393,9 +393,7 @@ def _put(column: Any, value: Any) -> None:
 
 
 def _rows(values: Any, row: _Row) -> int:
-    if type(values) is not list:
-        return -1
-    return len(values) if values.count(row) == len(values) else -1
+    return len(values) if type(values) is list and values.count(row) == len(values) else -1
 
 
 def _kind(value: Any) -> str:

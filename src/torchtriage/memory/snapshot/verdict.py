@@ -223,13 +223,10 @@ def _findings(device: DeviceMemory, grows: bool, settings: Opinion, change: tupl
     if device.out_of_memory:
         return [_oom_finding(device, grows, change)]
     unused = device.fragmentation
-    if unused is None or not unused.is_seen or not _is_much(unused):
+    if unused is None or not unused.is_seen:
         return []
-    return [_unused_finding(device, unused, grows, settings)]
-
-
-def _is_much(unused: Fragmentation) -> bool:
-    return unused.gap_bytes >= max(UNUSED_BYTES, UNUSED_SHARE * unused.reserved_bytes)
+    is_much = unused.gap_bytes >= max(UNUSED_BYTES, UNUSED_SHARE * unused.reserved_bytes)
+    return [_unused_finding(device, unused, grows, settings)] if is_much else []
 
 
 def _oom_finding(device: DeviceMemory, grows: bool, change: tuple[Note, ...]) -> Finding:
@@ -259,9 +256,7 @@ def _oom_finding(device: DeviceMemory, grows: bool, change: tuple[Note, ...]) ->
 
 def _oom_fix(failure: OutOfMemory, grows: bool, change: tuple[Note, ...]) -> Fix:
     if failure.next_would_fit and not grows:
-        return Fix(
-            "Let segments grow instead of leaving gaps between them", LET_SEGMENTS_GROW.code, LET_SEGMENTS_GROW.link
-        )
+        return replace(LET_SEGMENTS_GROW, text="Let segments grow instead of leaving gaps between them")
     less = "Segments grow already: hold less at this point" if failure.next_would_fit else "Hold less at this point"
     if change:
         return Fix(f"{less}. First, {change[0].message}", change[0].fix)

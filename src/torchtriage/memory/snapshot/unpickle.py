@@ -12,7 +12,6 @@ Source: the opcodes are those of ``pickletools`` in the standard library.
 
 from __future__ import annotations
 
-import gc
 import re
 import struct
 import sys
@@ -21,6 +20,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from torchtriage.core.errors import SnapshotError
+from torchtriage.core.process import uncollected
 from torchtriage.core.units import format_bytes
 
 WINDOW_BYTES = 1 << 20
@@ -134,11 +134,9 @@ def unpickle(
     Raises SnapshotError: not a pickle, cut, or one that holds anything but plain data.
     """
     reader = _Reader(read, sink, progress)
-    # nothing here is garbage, and looking for it takes longer than reading
-    collects = gc.isenabled()
-    gc.disable()
     try:
-        return reader.run()
+        with uncollected():
+            return reader.run()
     except SnapshotError as error:
         raise SnapshotError(error.message, where=error.where or name, hint=error.hint) from None
     except (IndexError, struct.error):
@@ -153,9 +151,6 @@ def unpickle(
             where=name,
             hint=_TRY,
         ) from None
-    finally:
-        if collects:
-            gc.enable()
 
 
 class _Reader:

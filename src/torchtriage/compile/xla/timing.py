@@ -107,7 +107,7 @@ class _Turn:
         self.step_s = 0.0
 
     def is_short(self, seconds: float) -> bool:
-        times = [ns for block in self.blocks for ns in block["ns"]]
+        times = _times_ns(self.blocks)
         return len(times) < LEAST_STEPS or sum(times) < seconds * 1e9
 
     def begin(self, asked: Asked) -> None:
@@ -123,12 +123,8 @@ class _Turn:
         self.step_s = median(self.blocks[-1]["ns"]) / 1e9
 
 
-def _steady_ms(row: dict[str, Any]) -> float:
-    return float(median(ns for block in row["blocks"] for ns in block["ns"])) / 1e6
-
-
-def _low_ns(row: dict[str, Any]) -> float:
-    return session_value(np.array([ns for block in row["blocks"] for ns in block["ns"]], dtype=float), "low")
+def _times_ns(blocks: Sequence[dict[str, Any]]) -> list[int]:
+    return [ns for block in blocks for ns in block["ns"]]
 
 
 def compare(rows: dict[RouteName, list[dict[str, Any]]]) -> RouteComparison | None:
@@ -136,7 +132,10 @@ def compare(rows: dict[RouteName, list[dict[str, Any]]]) -> RouteComparison | No
 
     By the fastest tenth of a session's steps: what else the machine does can only slow steps down.
     """
-    lazy, dynamo = (np.array([_low_ns(row) for row in rows.get(name, [])]) for name in ("lazy", "openxla"))
+    lazy, dynamo = (
+        np.array([session_value(np.array(_times_ns(row["blocks"]), dtype=float), "low") for row in rows.get(name, [])])
+        for name in ("lazy", "openxla")
+    )
     n = min(len(lazy), len(dynamo))
     if not n:
         return None
@@ -163,12 +162,10 @@ def _verdict(ratio: float, *, differs: bool, resolved: bool) -> RouteVerdict:
 def summarise(rows: Sequence[dict[str, Any]]) -> RouteTimes:
     """Return a route's times over its sessions."""
     firsts = [row["first"]["ns"] / 1e6 for row in rows]
-    steady = [_steady_ms(row) for row in rows]
+    steady = [median(_times_ns(row["blocks"])) / 1e6 for row in rows]
     blocks = [[block for block in row["blocks"] if "queued_ns" in block] for row in rows]
     queued = [
-        sum(block["queued_ns"] for block in session) / sum(len(block["ns"]) for block in session) / 1e6
-        for session in blocks
-        if session
+        sum(block["queued_ns"] for block in session) / len(_times_ns(session)) / 1e6 for session in blocks if session
     ]
     return RouteTimes(
         first_ms=median(firsts),
@@ -179,6 +176,6 @@ def summarise(rows: Sequence[dict[str, Any]]) -> RouteTimes:
         high_ms=max(steady),
         queued_ms=median(queued) if queued else None,
         n_queued=len(rows[0]["blocks"][0]["ns"]) if queued else 0,
-        n_steps=sum(len(block["ns"]) for row in rows for block in row["blocks"]),
+        n_steps=sum(len(_times_ns(row["blocks"])) for row in rows),
         n_processes=len(rows),
     )

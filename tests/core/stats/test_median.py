@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchtriage.core.stats.median import median_interval
+from torchtriage.core.stats.median import median_interval, medians_of_others
 
 
 def test_few_values_give_their_extremes() -> None:
@@ -32,3 +32,9 @@ def test_the_true_median_is_missed_at_the_stated_rate(n: int) -> None:
     # at most 10 %; the binomial's steps make it conservative for small n, three sigma of luck
     assert missed / n_trials <= 0.10 + 3 * np.sqrt(0.1 * 0.9 / n_trials)
     assert missed / n_trials >= 0.02 or n <= 20
+
+
+def test_the_median_of_the_others_leaves_out_each_value_itself() -> None:
+    for values in ([3.0, 1.0], [4.0, 1.0, 2.0], [5.0, 5.0, 1.0, 5.0], [7.0, 1.0, 3.0, 9.0, 3.0]):
+        others = [np.median(np.delete(values, at)) for at in range(len(values))]
+        assert medians_of_others(np.array(values)).tolist() == others

@@ -33,3 +33,15 @@ def median_interval(values: NDArray[np.integer] | NDArray[np.float64]) -> tuple[
             k += 1
     k = max(k, 1)
     return float(ordered[k - 1]), float(np.median(ordered)), float(ordered[n - k])
+
+
+def medians_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return for each of two or more values the median of the others."""
+    n = len(values)
+    order = np.argsort(values)
+    ranked = values[order]
+    places = np.empty(n, int)
+    places[order] = np.arange(n)
+    low, high = (n - 2) // 2, (n - 1) // 2  # the middle places of the n - 1 others
+    found: NDArray[np.float64] = (ranked[low + (places <= low)] + ranked[high + (places <= high)]) / 2
+    return found

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torchtriage.core.arrays import Floats
 from torchtriage.core.finding import Note
 from torchtriage.core.stats.difference import student_quantile
-from torchtriage.core.stats.median import median_interval
+from torchtriage.core.stats.median import median_interval, medians_of_others
 from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.operate.collected.records import NO_SIZE, Records, read_records
 from torchtriage.operate.collected.result import CollectedModel, Drift, LatencyGroup, RecordsReport, SlowRecord
@@ -130,8 +130,9 @@ class _Requests:
             if longer:
                 centre, low = (float(np.median(several)) for several in zip(*longer, strict=True))
                 sure[of] = round(math.exp(centre), 4), round(math.exp(low), 4) if math.isfinite(low) else None
-        devices = _ratios({on: float(np.mean(several)) for on, several in own.items()})
-        return sure, {on: (ratio, None) for on, ratio in devices.items()}
+        means = np.array([np.mean(several) for several in own.values()])
+        beside = (means - medians_of_others(means)).tolist() if len(own) > 1 else []
+        return sure, {on: (round(math.exp(log), 4), None) for on, log in zip(own, beside, strict=False)}
 
 
 def _longer(new: Levels, old: Levels) -> tuple[float, float]:
@@ -153,22 +154,6 @@ def _longer(new: Levels, old: Levels) -> tuple[float, float]:
     between = float(off @ off) / free
     variance = sum(max(between, float(sample[:, 1].mean())) / len(sample) for sample in samples) * math.pi / 2
     return sum(medians), sum(medians) - student_quantile(SURE, free) * math.sqrt(variance)
-
-
-def _ratios(levels: dict[int, float]) -> dict[int, float]:
-    """Return each level as a ratio to the median of the others."""
-    if len(levels) < 2:
-        return {}
-    ordered = np.sort(list(levels.values()))
-    found = {}
-    for key, level in levels.items():
-        at = int(np.searchsorted(ordered, level))
-        # without it the two in the middle are these
-        n = len(ordered) - 1
-        low, high = ((n - 1) // 2, n // 2)
-        others = ordered[low + (low >= at)] + ordered[high + (high >= at)]
-        found[key] = round(math.exp(level - float(others) / 2), 4)
-    return found
 
 
 def _split(keys: NDArray[Any]) -> Iterator[tuple[Any, Rows]]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from torchtriage.core.stats.median import medians_of_others
 from torchtriage.core.units import format_ms
 from torchtriage.operate.stragglers.summary import MAD, PHASE_NAMES, WindowTimes
 
@@ -128,7 +129,7 @@ class Judge:
 
     def _steady(self, names: Any, values: Any) -> dict[int, tuple[float, bool]]:
         own, wait = values[:, OWN], values[:, WAITED]
-        excess, usual_wait = own - _of_others(own), _of_others(wait)
+        excess, usual_wait = own - medians_of_others(own), medians_of_others(wait)
         error = np.hypot(values[:, OWN_ERROR], np.median(values[:, OWN_ERROR]))
         limit = np.maximum(_least(values), ERRORS * error)
         if len(own) > 2:
@@ -140,7 +141,7 @@ class Judge:
 
     def _note_means(self, number: int, names: Any, values: Any) -> None:
         own, wait = values[:, OWN_MEAN], values[:, WAITED_MEAN]
-        excess, spared = own - _of_others(own), _of_others(wait) - wait
+        excess, spared = own - medians_of_others(own), medians_of_others(wait) - wait
         late = _apart(own, (excess > _least(values)) & (spared > WAITS_LESS * excess), _least(values))
         self._means.append((number, {int(names[at]): float(excess[at]) for at in np.flatnonzero(late)}))
 
@@ -235,14 +236,3 @@ def _apart(own: Any, late: Any, least: float) -> Any:
     if late.all():
         return np.zeros_like(late)
     return late & (own - own[~late].max() > least)
-
-
-def _of_others(values: Any) -> Any:
-    """Return for each the median of the others."""
-    n = len(values)
-    order = np.argsort(values)
-    ranked = values[order]
-    places = np.empty(n, int)
-    places[order] = np.arange(n)
-    low, high = (n - 2) // 2, (n - 1) // 2  # the middle places of the n - 1 others
-    return (ranked[low + (places <= low)] + ranked[high + (places <= high)]) / 2

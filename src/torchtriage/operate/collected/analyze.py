@@ -82,7 +82,10 @@ class _Requests:
         self.stands_for = records.stands_for[self.rows]
         size = records.size[self.rows]
         self.powers = len(np.unique(size)) > MAX_SIZES
-        self.bucket = _powers(size) if self.powers else size
+        self.bucket = size
+        if self.powers:
+            doublings = np.floor(np.log2(np.maximum(size, 1))).astype(np.int64)
+            self.bucket = np.where(size > 0, 2**doublings, np.minimum(size, 0))
         logs = np.log(np.maximum(self.took_ms, 1e-6))
         self.beside = np.zeros(len(logs))
         for _, here in _split(self.bucket):
@@ -132,6 +135,7 @@ class _Requests:
                 sure[of] = round(math.exp(centre), 4), round(math.exp(low), 4) if math.isfinite(low) else None
         means = np.array([np.mean(several) for several in own.values()])
         beside = (means - medians_of_others(means)).tolist() if len(own) > 1 else []
+        # one alone has no others
         return sure, {on: (round(math.exp(log), 4), None) for on, log in zip(own, beside, strict=False)}
 
 
@@ -183,10 +187,6 @@ def _model(records: Records, model: int, rows: Rows) -> CollectedModel:
     )
 
 
-def _powers(size: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.where(size > 0, 2 ** np.floor(np.log2(np.maximum(size, 1))).astype(np.int64), np.minimum(size, 0))
-
-
 def _size_name(powers: bool) -> Callable[[Any], str]:
     def name(size: Any) -> str:
         if size == NO_SIZE:
@@ -207,11 +207,12 @@ def _compiling(own: _Requests) -> tuple[LatencyGroup, ...]:
     """Return the requests whose line first tells of a further recompilation on their device, and the others."""
     records, rows = own.records, own.rows
     told = records.recompiles[rows]
-    if not (told >= 0).any():
+    known = told >= 0
+    if not known.any():
         return ()
     mask = np.zeros(len(rows), bool)
     for _, all_rows in _split(records.device[rows]):
-        here = all_rows[told[all_rows] >= 0]
+        here = all_rows[known[all_rows]]
         risen = np.maximum.accumulate(told[here])
         # all lines of a batch have the count at its end: those of the first with a new count ran while it rose
         first = np.flatnonzero(np.diff(risen, prepend=risen[:1]) > 0)
@@ -225,10 +226,8 @@ def _compiling(own: _Requests) -> tuple[LatencyGroup, ...]:
         ):
             near = here[low:high]
             mask[near[risen[low:high] == risen[at]]] = True
-    known = told >= 0
-    return own.group("beside a recompilation", np.flatnonzero(mask)), own.group(
-        "without one", np.flatnonzero(known & ~mask)
-    )
+    parts = {"beside a recompilation": mask, "without one": known & ~mask}
+    return tuple(own.group(name, np.flatnonzero(part)) for name, part in parts.items())
 
 
 def _slowest(own: _Requests) -> Iterable[SlowRecord]:
@@ -286,7 +285,7 @@ def _measured(own: _Requests) -> Iterator[tuple[str, Rows, Floats]]:
     numbers: dict[str, tuple[list[int], list[float]]] = {}
     for at, row in enumerate(rows.tolist()):
         for name, value in records.fields[row].items():
-            if isinstance(value, (int, float)) and not math.isnan(number := _float(value)):
+            if not math.isnan(number := _float(value)):
                 where, found = numbers.setdefault(name, ([], []))
                 where.append(at)
                 found.append(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,31 +61,20 @@ class Records:
     n_repeated: int = 0
     n_skipped: int = 0
 
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self.at_s)
 
-
-class _Names:
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def number(self, name: str) -> int:
-        return self.numbers.setdefault(name, len(self.numbers))
-
-
-def read_records(paths: Iterable[str | Path]) -> Records:
+def read_records(paths: Sequence[str | Path]) -> Records:
     """Return the records of some logs, each once; plain or compressed by gzip.
 
     Raises ``SampleError``: a file cannot be read, or none holds a record.
     """
-    models, versions, devices = _Names(), _Names(), _Names()
+    models: dict[str, int] = {}  # name -> number
+    versions: dict[str, int] = {}
+    devices: dict[str, int] = {}
     columns: list[tuple[int, int, int, float, int, int, bool, float, int]] = []
     fields: list[dict[str, Any]] = []
     decode = msgspec.json.Decoder(Line).decode
-    n_skipped, n_paths = 0, 0
+    n_skipped = 0
     for path in paths:
-        n_paths += 1
         for raw in _lines(Path(path)):
             try:
                 line = decode(raw)
@@ -95,9 +84,9 @@ def read_records(paths: Iterable[str | Path]) -> Records:
             failed = bool(line.error) or line.nan
             columns.append(
                 (
-                    models.number(line.model),
-                    versions.number(line.version),
-                    devices.number(line.device),
+                    models.setdefault(line.model, len(models)),
+                    versions.setdefault(line.version, len(versions)),
+                    devices.setdefault(line.device, len(devices)),
                     line.at_s,
                     line.duration_ns,
                     NO_SIZE if line.size is None else line.size,
@@ -109,7 +98,7 @@ def read_records(paths: Iterable[str | Path]) -> Records:
             fields.append(line.fields)
     if not columns:
         raise SampleError(
-            f"expected lines of requests, found none in {format_count(n_paths, 'file')}",
+            f"expected lines of requests, found none in {format_count(len(paths), 'file')}",
             hint="write them with JsonLog(...), or with torchtriage monitor consume --log FILE",
         )
     kinds = "model version device at_s took_ns size failed stands_for recompiles"
@@ -122,9 +111,9 @@ def read_records(paths: Iterable[str | Path]) -> Records:
     kept = table[first]
     kept_columns: dict[str, Any] = {kind: np.ascontiguousarray(kept[kind]) for kind in kinds.split()}
     return Records(
-        models=list(models.numbers),
-        versions=list(versions.numbers),
-        devices=list(devices.numbers),
+        models=list(models),
+        versions=list(versions),
+        devices=list(devices),
         fields=[fields[at] for at in first.tolist()],
         n_repeated=len(table) - len(kept),
         n_skipped=n_skipped,

@@ -267,9 +267,8 @@ class RequestDetector:
                 if evidence > 0.5:  # all of them far off to one side: no scatter
                     alarm = self._shifted(sample, mean * scale, spread)
                 else:
-                    kind, text = ("faster", "are quicker, and scatter more")
-                    if mean >= -1:  # scales
-                        kind, text = ("spread", "scatter more")
+                    quicker = mean < -1  # scales
+                    kind, text = ("faster", "are quicker, and scatter more") if quicker else ("spread", "scatter more")
                     alarm = self._alarm(kind, sample, spread, f"durations {text}")
             if alarm is None and cluster.evidence >= 1:
                 times = math.exp(min(cluster.rung, 50.0))
@@ -317,16 +316,12 @@ class RequestDetector:
             stays = typical > UNUSUAL * math.log(max((on.told for on in self._on.values()), default=1.0))
             self._end("faster", sample, "usual now" if stays else "over")
             for kind in ("shift", "spread"):
-                on = self._on.get(kind)
-                if on is None:
-                    continue
                 if not stays:
                     self._end(kind, sample, "over")
-                    continue
-                del self._on[kind]
-                known = self._lasting.setdefault(kind, on)
-                known.largest = max(known.largest, on.largest)
-                known.before = known.before or before
+                elif (on := self._on.pop(kind, None)) is not None:
+                    known = self._lasting.setdefault(kind, on)
+                    known.largest = max(known.largest, on.largest)
+                    known.before = known.before or before
 
     def _relearn(self) -> None:
         self._unusual = 0
@@ -340,10 +335,8 @@ class RequestDetector:
         """End what others were compared without, once requests are as they were before it."""
         for kind, on in list(self._lasting.items()):
             at, scale = on.before or (0.0, 0.0)
-            if kind == "shift":
-                on.back = on.back + 1 if self._is_back(on) else 0
-            else:
-                on.back = on.back + 1 if self._level.scale < 1.5 * scale else 0
+            is_back = self._is_back(on) if kind == "shift" else self._level.scale < 1.5 * scale
+            on.back = on.back + 1 if is_back else 0
             if on.back >= BACK:
                 del self._lasting[kind]
                 self._on[kind] = on  # to end it
@@ -552,7 +545,10 @@ class Stuck:
             if self._run < 50:
                 self._longest = max(self._longest, self._run)
                 if self._run >= 3:
-                    self._learn_run(self._run)
+                    self._n_might += self._run - 2
+                    self._n_on += self._run - 3
+                    if self._n_might > MEMORY_OF_RATES:
+                        self._n_might, self._n_on = self._n_might / 2, self._n_on / 2
             self._run = 1
         else:
             self._run += 1
@@ -562,9 +558,3 @@ class Stuck:
             return 0
         usual = max(self._share, self._n_on / (self._n_might + 1), 1 / (self._n + 2))
         return self._run if self._run * math.log(usual) < math.log(STUCK_CHANCE) else 0
-
-    def _learn_run(self, length: int) -> None:
-        self._n_might += length - 2
-        self._n_on += length - 3
-        if self._n_might > MEMORY_OF_RATES:
-            self._n_might, self._n_on = self._n_might / 2, self._n_on / 2

@@ -133,6 +133,7 @@ class MetricDetector:
     def __init__(self) -> None:
         self._row = -1
         self._n = 0
+        self._last = math.nan
         self._first: list[Sample] = []
         self._quiet_until = -1
         self._last_cluster = -math.inf
@@ -160,16 +161,13 @@ class MetricDetector:
             return None
         self._n += 1
         length = self._stuck.update(sample.value)
-        same = bool(self._first) and sample.value == self._first[-1].value
-        if self._n > FIRST:
-            same = sample.value == self._last
-        self._repeats += (same - self._repeats) * max(1 / self._n, 1 / 2000)
-        if self._n < FIRST:
+        self._repeats += ((sample.value == self._last) - self._repeats) * max(1 / self._n, 1 / 2000)
+        if self._n <= FIRST:
+            self._last = sample.value
             self._first.append(sample)
-            return None
-        if self._n == FIRST:
-            self._begin([*self._first, sample])
-            self._first = []
+            if self._n == FIRST:
+                self._begin(self._first)
+                self._first = []
             return None
         alarm = self._judge(sample)
         if length and alarm is None and self._repeats < MAX_REPEATS:

@@ -68,17 +68,14 @@ class JobWatch:
 
     def update(self, notes: Mapping[int, RankNote], at_s: float) -> list[Late | Lost | Hung]:
         """Take what ranks tell at a moment of a clock that never goes back."""
-        told: list[Late | Lost | Hung] = []
         for rank, note in notes.items():
             self._take(rank, note, at_s)
-        told += self._find_lost(notes, at_s)
-        told += self._find_hung(notes, at_s)
+        told: list[Late | Lost | Hung] = [*self._find_lost(notes, at_s), *self._find_hung(notes, at_s)]
         for number in sorted(self._windows):
             ranks = self._windows[number]
-            if not self._is_ready(number, ranks):
-                continue
-            told += self.judge.update(number, ranks)
-            self._judged = number
+            if self._is_ready(number, ranks):
+                told += self.judge.update(number, ranks)
+                self._judged = number
         self._windows = {number: ranks for number, ranks in self._windows.items() if number > self._judged}
         return told
 
@@ -101,12 +98,10 @@ class JobWatch:
         return enough and (not missing or max(self._newest.values()) >= number + BEHIND)
 
     def _find_lost(self, notes: Mapping[int, RankNote], at_s: float) -> list[Lost]:
-        found = []
-        for rank, (_, heard_s) in self._heard.items():
-            if at_s - heard_s > LOST_S and rank not in self.ended and rank not in self.lost:
-                self.lost[rank] = Lost(rank, notes[rank].step)
-                found.append(self.lost[rank])
-        return found
+        quiet = [rank for rank, (_, heard_s) in self._heard.items() if at_s - heard_s > LOST_S]
+        found = {rank: Lost(rank, notes[rank].step) for rank in quiet if rank not in self.ended | self.lost.keys()}
+        self.lost |= found
+        return [*found.values()]
 
     def _find_hung(self, notes: Mapping[int, RankNote], at_s: float) -> list[Hung]:
         going = {rank: note for rank, note in notes.items() if rank not in self.ended}

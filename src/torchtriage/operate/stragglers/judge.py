@@ -135,7 +135,8 @@ class Judge:
         if len(own) > 2:
             spreads = SPREADS_OF_FEW if len(own) < FEW else SPREADS
             limit = np.maximum(limit, spreads * MAD * np.median(np.abs(own - np.median(own))))
-        limit = np.where([self._is_told(rank) for rank in names], STAYS * limit, limit)
+        told = {late.rank for late in self.late}
+        limit = np.where([rank in told for rank in names], STAYS * limit, limit)
         late = _apart(own, (excess > limit) & (usual_wait - wait > WAITS_LESS * excess), _least(values))
         return {int(names[at]): (float(excess[at]), True) for at in np.flatnonzero(late)}
 
@@ -154,10 +155,6 @@ class Judge:
             if np.median(past) > STEADY * past.std(ddof=1):
                 found[rank] = (float(np.median(past)), False)
         return found
-
-    def _is_told(self, rank: int) -> bool:
-        streak = self._streaks.get(rank)
-        return streak is not None and streak.told is not None
 
     # -- windows in a row ------------------------------------------------------------------------
 

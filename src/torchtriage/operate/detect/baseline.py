@@ -56,7 +56,7 @@ class SizeShares:
 
     def share(self, size: float) -> tuple[float, bool]:
         """Return what a request of this size adds, and whether that is trusted."""
-        known = self._shares.get(size) or self._shares.get(self._key(size))
+        known = self._shares.get(self._key(size))
         if known is None:
             return self._guess(size), False
         return known[0], known[1] >= SETTLED
@@ -66,12 +66,10 @@ class SizeShares:
 
         The largest that was no ``news`` often enough is ``high``.
         """
-        known = self._shares.get(size)
+        key = self._key(size)
+        known = self._shares.get(key)
         if known is None:
-            key = self._key(size)
-            known = self._shares.get(key)
-            if known is None:
-                known = self._shares[key] = [self._guess(size), 0, 0]
+            known = self._shares[key] = [self._guess(size), 0, 0]
         known[1] += 1
         self._n += 1
         # of what most requests are off by, the level takes the blame, not their size

@@ -260,7 +260,7 @@ class RequestDetector:
             if spread >= UNUSUAL:
                 self._goes_on("spread")
             if self._tail_on is not None:
-                self._tail_goes_on(off)
+                self._tail_goes_on(self._tail_on, off)
             if evidence >= 1:
                 alarm = self._shifted(sample, mean * scale, evidence)
             if alarm is None and spread >= 1:
@@ -410,10 +410,9 @@ class RequestDetector:
             if not again:
                 on.until = self._row + CLEAR
 
-    def _tail_goes_on(self, off: float) -> None:
+    def _tail_goes_on(self, crowd: _Crowd, off: float) -> None:
         """Keep a tail's alarm on while such values are not as rare as before: that they are known by now is no end."""
-        crowd = self._tail_on
-        if crowd is None or off <= crowd.rung:
+        if off <= crowd.rung:
             return
         crowd.rows.append(self._row)
         if "tail" not in self._on:

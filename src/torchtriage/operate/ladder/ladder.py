@@ -400,10 +400,7 @@ class Ladder:
             shared = replace(shared, level=len(self.modes) - 1)
         before, self._shared = self._shared, shared
         # nobody is sent to a mode that has not passed its check here
-        level = shared.level
-        while level > 0 and not self._rungs[level].usable:
-            level -= 1
-        self._level = 0 if self.dry_run and not shared.held else level
+        self._level = 0 if self.dry_run and not shared.held else self._usable(shared.level)
         if shared.level != before.level:
             self._newest = self._none_seen()
             self._well_since_s = self._clock()
@@ -425,7 +422,10 @@ class Ladder:
             return ""
 
     def _above(self) -> int:
-        return next((level for level in range(self._shared.level - 1, 0, -1) if self._rungs[level].usable), 0)
+        return self._usable(self._shared.level - 1)
+
+    def _usable(self, lowest: int) -> int:
+        return next((level for level in range(lowest, 0, -1) if self._rungs[level].usable), 0)
 
     def _none_seen(self) -> deque[bool]:
         return deque(maxlen=max(N_NEWEST, self.policy.least_calls, self.policy.probe_calls))
@@ -452,11 +452,9 @@ class Ladder:
             return
         shared, policy = self._shared, self.policy
         rises = level < shared.level
-        if rises:
-            wait_s = shared.wait_s
-        else:
-            # a return that did not last says more than a trial that failed
-            wait_s = self._longer(4) if shared.rose_s < QUICK_AGAIN * policy.dwell_s else 0.0
+        # a return that did not last says more than a trial that failed
+        fallen_s = self._longer(4) if shared.rose_s < QUICK_AGAIN * policy.dwell_s else 0.0
+        wait_s = shared.wait_s if rises else fallen_s
         before, after = self._mode, Shared(level, why=why, actor=self._actor, wait_s=wait_s)
         budget = None if rises or self.dry_run else policy.budget
         switched = self._store.switch(self._key, shared, after, dwell_s=policy.dwell_s, budget=budget)

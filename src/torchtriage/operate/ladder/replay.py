@@ -151,16 +151,13 @@ def replay_ladder(
     degraded_s = outside_s = 0.0
     n_late = n_without = 0
     answered: list[int | None] = [None] * len(faults or ())
-    marks = [False] * (len(calls) + 1)
-    for start, end in faults or ():
-        for at in range(max(start, 0), min(end, len(calls))):
-            marks[at] = True
+    marks = {at for start, end in faults or () for at in range(max(start, 0), min(end, len(calls)))}
 
     def advance(to_s: float) -> None:
         nonlocal now_s, degraded_s, outside_s
         if ladder.below:
             degraded_s += to_s - now_s
-            outside_s += 0.0 if marks[row] else to_s - now_s
+            outside_s += 0.0 if row in marks else to_s - now_s
         now_s = to_s
 
     for row, call in enumerate(calls):
@@ -178,7 +175,7 @@ def replay_ladder(
         failed = call.took_s is None
         n_late += failed or ladder.n_beyond > before
         n_without += failed or (policy.deadline_s is not None and (call.took_s or 0.0) > policy.deadline_s)
-        if ladder.level_of_call and marks[row]:
+        if ladder.level_of_call and row in marks:
             for at, (start, end) in enumerate(faults or ()):
                 if start <= row < end and answered[at] is None:
                     answered[at] = row

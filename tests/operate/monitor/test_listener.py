@@ -284,7 +284,7 @@ def test_clients_that_cannot_be_served_cost_themselves_alone(monkeypatch: pytest
 def test_refusals_are_counted_by_reason() -> None:
     with listening() as listener:
         ask(listener, Host="evil.example")
-        assert listener.n_refused == 1
+        assert listener.refused.total() == 1
         told = {labels["reason"]: n for name, labels, n in listener.metrics()}
         assert told == dict.fromkeys(listener_module.REASONS, 0) | {"host": 1}
 

@@ -352,9 +352,8 @@ class Detection:
                 return
             message, largest = alarm.message, self._largest.get(key, alarm.size)
             if largest > alarm.size:  # it was on several times, with little between
-                message = (
-                    f"{alarm.kind} over, on and off for {format_span_s(at_s - told.since_s)}, {largest:.3g} at most"
-                )
+                span = format_span_s(at_s - told.since_s)
+                message = f"{alarm.kind} over, on and off for {span}, {largest:.3g} at most"
             self._over_since(told, message, at_s, size=max(largest, alarm.size))
             self._largest[key] = max(largest, alarm.size)
 
@@ -435,9 +434,8 @@ class Slack(Webhook):
         """Return a line of text."""
         again = f" (and {alert.n_before} more before)" if alert.n_before else ""
         escaped = alert.title().replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        sign = ":information_source:" if alert.quicker else ":rotating_light:"
-        if alert.ended:
-            sign = ":white_check_mark:"
+        news = "information_source" if alert.quicker else "rotating_light"
+        sign = f":{'white_check_mark' if alert.ended else news}:"
         old_s = time.time() - alert.at_s
         late = f" ({format_span_s(old_s)} ago)" if old_s > LATE_S else ""
         return {"text": f"{sign} {escaped}{again}{late}"}

@@ -164,7 +164,9 @@ class Listener:
             while not self._ended.is_set():
                 try:
                     # requests that are there before further clients, who might cost them their room
-                    events = self._selector.select(self._next_s())
+                    oldest = next(iter(self._waiting), None)
+                    wait_s = None if oldest is None else max(oldest.until_s - time.monotonic(), 0)
+                    events = self._selector.select(wait_s)
                     for key, _ in sorted(events, key=lambda event: event[0].data is None):
                         if key.data is None:
                             self._accept()
@@ -176,9 +178,6 @@ class Listener:
                     self._ended.wait(PAUSE_S)
         for connection in (self.socket, *(waiting.socket for waiting in self._waiting)):
             connection.close()
-
-    def _next_s(self) -> float | None:
-        return max(next(iter(self._waiting)).until_s - time.monotonic(), 0) if self._waiting else None
 
     def _accept(self) -> None:
         try:
@@ -278,17 +277,11 @@ class Listener:
 
     # -- its owner -------------------------------------------------------------------------
 
-    @property
-    def n_refused(self) -> int:
-        """Connections that were turned away, for whatever reason."""
-        return sum(self.refused.copy().values())
-
     def metrics(self) -> list[Value]:
         """Return who was turned away."""
-        refused = self.refused.copy().items()
         return [
             ("monitor_refused_connections_total", {"listener": self._what, "reason": reason}, n)
-            for reason, n in refused
+            for reason, n in self.refused.copy().items()
         ]
 
     def end(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from importlib import import_module
-from typing import Any
 
 from torchtriage.core.errors import MissingExtraError
 from torchtriage.operate.monitor.aggregate import RequestRow
@@ -58,7 +57,16 @@ class OpenTelemetry:
             error = "" if note is None else note.error
             context = self._extract({"traceparent": str(fields["traceparent"])}) if "traceparent" in fields else None
             if self._spans:
-                context = self._span(model.name, labels, (start_ns, end_ns), size, error, fields, context)
+                attributes = {**labels, **{key: value for key, value in fields.items() if key != "traceparent"}}
+                if size is not None:
+                    attributes["size"] = size
+                span = self._tracer.start_span(
+                    model.name, context=context, attributes=attributes, start_time=start_ns + self._offset_ns
+                )
+                if error:
+                    span.set_status(self._trace.StatusCode.ERROR, error)
+                span.end(end_ns + self._offset_ns)
+                context = self._trace.set_span_in_context(span, context)  # for exemplars
             if error:
                 self._errors.add(1, {**labels, "error": error}, context=context)
             else:
@@ -67,28 +75,6 @@ class OpenTelemetry:
                 self._queued.record(note.queued_ns * 1e-9, labels, context=context)
             if note is not None and note.nan:
                 self._nan.add(1, labels, context=context)
-
-    def _span(
-        self,
-        name: str,
-        labels: dict[str, str],
-        times_ns: tuple[int, int],
-        size: int | None,
-        error: str,
-        fields: dict[str, Any],
-        parent: Any,
-    ) -> Any:
-        """Record a span; return the context in which it is the current one, for exemplars."""
-        attributes = {**labels, **{key: value for key, value in fields.items() if key != "traceparent"}}
-        if size is not None:
-            attributes["size"] = size
-        span = self._tracer.start_span(
-            name, context=parent, attributes=attributes, start_time=times_ns[0] + self._offset_ns
-        )
-        if error:
-            span.set_status(self._trace.StatusCode.ERROR, error)
-        span.end(times_ns[1] + self._offset_ns)
-        return self._trace.set_span_in_context(span, parent)
 
     def close(self, deadline_s: float) -> None:
         """Leave what is pending to the SDK, whose exporters flush at its own shutdown."""

@@ -72,7 +72,6 @@ class FleetConsumer:
         self._reader, self._monitor, self._log = reader, monitor, log
         self._outbox = Outbox(channels)
         self._decode = msgspec.json.Decoder(list[RequestRecord]).decode
-        self._encode = msgspec.json.Encoder().encode
         self._offset_s = time.time() - time.perf_counter()
         self._stop = threading.Event()
         self._lag = Lag(0, 0, 0.0)
@@ -156,7 +155,7 @@ class FleetConsumer:
         counts.devices = {device: cells for device, cells in counts.devices.items() if device in heard}
         counts.models = self._monitor.state()
         counts.untold = self._outbox.pending()
-        self._reader.commit(self._encode(counts))
+        self._reader.commit(msgspec.json.encode(counts))
 
     def close(self) -> None:
         """Let the channels and connections go."""

@@ -294,7 +294,8 @@ class PeerDetector:
             failed, asked = (sum(numbers) for numbers in zip(*((c.failed, c.failed + c.n) for c in cells), strict=True))
             known = [cell for cell in cells if cell.n]
             every = _common(known)
-            commons = {version: _common([c for c in known if c.version == version]) for version in _versions(known)}
+            versions = {cell.version for cell in known}
+            commons = {version: _common([c for c in known if c.version == version]) for version in versions}
             births = sorted(cell.level for cell in known if cell.n_levels >= WARM_UP)
             for cell in cells:
                 yield from self._failing(cell, failed, asked, at_s)
@@ -473,10 +474,6 @@ class PeerDetector:
                 yield from self._over(_key(alarm), at_s) if more < matters / 2 else self._is_on(alarm)
             elif more > matters and chance < VERSION_CHANCE:
                 yield from self._is_on(alarm)
-
-
-def _versions(cells: Iterable[Cell]) -> set[str]:
-    return {cell.version for cell in cells}
 
 
 def _common(cells: Sequence[Cell]) -> float | None:

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Union
 
-from torchtriage.core.errors import MissingExtraError, SampleError, StoreError
+from torchtriage.core.errors import MissingExtraError, SampleError, StoreError, UsageError
 
 _WAIT = "another process has been writing for too long: wait for it, or end it"
 _LOCK = 0x7472_6961_6765  # of PostgreSQL's advisory locks: one process at a time migrates
@@ -288,16 +288,19 @@ def without_password(url: str) -> str:
 def connect_redis(url: str, *, timeout_s: float, missing: MissingExtraError, decode: bool = False) -> Any:
     """Return a client of Redis that tries nothing twice, which would take seconds where a server is down.
 
-    Raises MissingExtraError: ``missing``, without redis-py; ValueError: it is no URL of Redis.
+    Raises MissingExtraError: ``missing``, without redis-py; UsageError: it is no URL of Redis.
     """
     try:
         redis, retry, backoff = (import_module(name) for name in ("redis", "redis.retry", "redis.backoff"))
     except ImportError as error:
         raise missing from error
-    return redis.Redis.from_url(
-        url,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=retry.Retry(backoff.NoBackoff(), 0),
-        decode_responses=decode,
-    )
+    try:
+        return redis.Redis.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=retry.Retry(backoff.NoBackoff(), 0),
+            decode_responses=decode,
+        )
+    except ValueError as error:
+        raise UsageError(f"not a Redis URL: {error}", hint="redis://host:6379/0") from error

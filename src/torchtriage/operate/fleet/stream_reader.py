@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from torchtriage.core.database import connect_redis, without_password
-from torchtriage.core.errors import MissingExtraError, StoreError, UsageError
+from torchtriage.core.errors import MissingExtraError, StoreError
 
 TIMEOUT_S = 5.0
 BLOCK_S = 0.5
@@ -46,10 +46,7 @@ class StreamReader:
     """
 
     def __init__(self, url: str, *, stream: str, group: str, name: str) -> None:
-        try:
-            self._redis = connect_redis(url, timeout_s=TIMEOUT_S, missing=MISSING)
-        except ValueError as error:
-            raise UsageError(f"not a Redis URL: {error}", hint="redis://host:6379/0") from error
+        self._redis = connect_redis(url, timeout_s=TIMEOUT_S, missing=MISSING)
         self._where = without_password(url)
         self._stream, self._group, self._name = stream, group, name
         self._keys = {part: f"{stream}:{group}:{name}:{part}" for part in ("state", "term")}
@@ -105,7 +102,7 @@ class StreamReader:
             if id not in self._applied:
                 self._applied.add(id)
                 entries.append(StreamEntry(id, int(id.partition("-")[0]) * 1e-3, fields or {}))
-        if old and not entries and not found:
+        if old and not found:
             return self.read(now_s)
         return entries
 

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from torchtriage.core.database import connect_redis, undamaged
-from torchtriage.core.errors import MissingExtraError, StoreError
+from torchtriage.core.errors import MissingExtraError, StoreError, UsageError
 
 DRY = ":dry"  # ends the names that dry runs have in a store: they take no part of the budget
 TROUBLE_S = 1.0  # how long a worker's trouble keeps all of them from trying a better mode
@@ -189,8 +189,8 @@ class RedisStore:
         )
         try:
             self._redis = connect_redis(url, timeout_s=timeout_s, missing=missing, decode=True)
-        except ValueError as error:
-            raise StoreError(f"expected a redis:// URL: {error}") from error
+        except UsageError as error:
+            raise StoreError(f"expected a redis:// URL: {error.__cause__}") from error
         # what is no UTF-8 is no JSON either
         self._errors = (import_module("redis").RedisError, OSError, UnicodeDecodeError)
         self._prefix = prefix

@@ -9,7 +9,7 @@ import time
 import msgspec
 
 from torchtriage.core.database import connect_redis
-from torchtriage.core.errors import MissingExtraError, UsageError
+from torchtriage.core.errors import MissingExtraError
 from torchtriage.operate.monitor.aggregate import well_formed
 from torchtriage.operate.monitor.batch_sink import MAX_PENDING, BatchSink, RequestRecord
 from torchtriage.operate.monitor.json_log import compile_status
@@ -41,11 +41,8 @@ class RedisStream(BatchSink):
         missing = MissingExtraError(
             "a Redis stream needs redis, which is not installed", hint="pip install 'torchtriage[monitor]'"
         )
-        try:
-            # this thread tries again by itself, with the records safe in its queue
-            self._redis = connect_redis(url, timeout_s=TIMEOUT_S, missing=missing)
-        except ValueError as error:
-            raise UsageError(f"not a Redis URL: {error}", hint="redis://host:6379/0") from error
+        # this thread tries again by itself, with the records safe in its queue
+        self._redis = connect_redis(url, timeout_s=TIMEOUT_S, missing=missing)
         self._stream = stream
         self._device = well_formed(str(device or socket.gethostname()))
         self.wait_s = wait_s

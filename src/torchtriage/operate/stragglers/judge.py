@@ -229,7 +229,5 @@ def _least(values: Any) -> Any:
 
 
 def _apart(own: Any, late: Any, least: float) -> Any:
-    """Return who of the late works longer by ``least`` than everybody who is not."""
-    if late.all():
-        return np.zeros_like(late)
+    """Return who of the late works longer by ``least`` than everybody who is not; who works least is never late."""
     return late & (own - own[~late].max() > least)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from torchtriage.core.engine import READER_VARIABLE, find_engine
 from torchtriage.diagnose.replay import engine
-from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, fixed, schedule
+from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind, build
 from torchtriage.diagnose.replay.scenarios import Scenario, ScenarioSteps
 
@@ -57,15 +57,14 @@ def random_graph(seed: int, n_lanes: int, n_edges: int) -> Graph:
 
 def replay(graph: Graph, order: Schedule, *, scale: int = 1, patch: Patch | None = None) -> list[int]:
     """Return finish times in the order of the graph, of the first of two equal columns."""
-    steps = np.empty((graph.n_nodes, 2), np.int64)
-    steps[order.place] = scale * (graph.gap_ns + graph.extra_ns + graph.dur_ns)[:, None]
+    steps = scale * (graph.gap_ns + graph.extra_ns + graph.dur_ns)
     # the first node of a lane has no gap to a node before it
     heads = graph.lane_first[:-1]
-    steps[order.place[heads]] -= scale * graph.gap_ns[heads][:, None]
+    steps[heads] -= scale * graph.gap_ns[heads]
     gap = graph.gap_ns.copy()
     gap[heads] = 0
     lag = scale * (graph.lag_ns - gap[graph.target])
-    done = order.run(fixed(steps), steps.shape[1], lag[:, None], np.arange(graph.n_nodes), patch)
+    done = order.run_steps(steps[:, None], lag[:, None], np.arange(graph.n_nodes), patch, width=2)
     assert (done[:, 0] == done[:, 1]).all() or patch is not None
     return done[:, 0].tolist()
 

@@ -17,7 +17,7 @@ from torchtriage.core.trace import Trace
 from torchtriage.diagnose.ranks.match import Matches
 from torchtriage.diagnose.ranks.rank_record import RankReplay
 from torchtriage.diagnose.replay import Scenario, model, parse_what_if
-from torchtriage.diagnose.replay.engine import Patch, Schedule, fixed, schedule
+from torchtriage.diagnose.replay.engine import Patch, Schedule, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
 
 MAX_ERROR = 0.03
@@ -82,7 +82,7 @@ class JobReplay:
 
     def after_ns(self, scenarios: Sequence[Scenario | None]) -> float:
         """Return the mean step in ns with each rank changed by its scenario (None: unchanged)."""
-        graph, order = self.graph, self._schedule
+        graph = self.graph
         step = graph.dur_ns + graph.gap_ns + graph.extra_ns
         edges, lags = [], []
         for first, places, scenario in zip(self._first[:-1], self._edge_place, scenarios, strict=True):
@@ -92,12 +92,10 @@ class JobReplay:
             step[node] = scenario.takes(graph.dur_ns[node], graph.gap_ns[node] + graph.extra_ns[node])
             edges.append(places[scenario.edge])
             lags.append(scenario.lag_ns)
-        ordered = np.empty((graph.n_nodes, 1), np.int64)
-        ordered[order.place, 0] = step
         edge = np.concatenate(edges) if edges else np.empty(0, np.int64)
         patch = Patch(edge, np.zeros(len(edge), np.int64), np.concatenate(lags) if lags else np.empty(0, np.int64))
         lag = (graph.lag_ns - graph.gap_ns[graph.target])[:, None]
-        done = order.run(fixed(ordered), 1, lag, self._bounds, patch)
+        done = self._schedule.run_steps(step[:, None], lag, self._bounds, patch)
         return self._mean_step(done[:, 0])
 
     def _mean_step(self, finish_ns: Ints) -> float:

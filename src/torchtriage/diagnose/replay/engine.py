@@ -156,6 +156,18 @@ class Schedule:
             out[order[a:b]] = table[sorted_where[a:b] - chunk.first + chunk.n_imports]
         return out
 
+    def run_steps(
+        self, steps_ns: Ints, lag_ns: Ints, wanted: Ints, patch: Patch | None = None, *, width: int = 1
+    ) -> Ints:
+        """Do what :meth:`run` does; ``steps_ns`` : int64[nodes, width or 1], what each node of the graph takes."""
+        ordered = np.empty_like(steps_ns)
+        ordered[self.place] = steps_ns
+
+        def fill(first: int, out: Ints) -> None:
+            out[:] = ordered[first : first + len(out)]
+
+        return self.run(fill, width, lag_ns, wanted, patch)
+
     def _sorted(self, patch: Patch | None) -> Patch | None:
         if patch is None or not len(patch.edge):
             return None
@@ -268,15 +280,6 @@ def _run_chunk(chunk: _Chunk, table: Ints, lag: Ints) -> None:
                 late[1:] -= part[target - 1]
             np.maximum.accumulate(late, axis=0, out=late)
             part += late[counts]
-
-
-def fixed(ordered: Ints) -> Callable[[int, Ints], None]:
-    """Return what fills a run with ``ordered``: int64[nodes, width], what each node takes, in running order."""
-
-    def fill(first: int, out: Ints) -> None:
-        out[:] = ordered[first : first + len(out)]
-
-    return fill
 
 
 def schedule(graph: Graph) -> Schedule:

@@ -22,7 +22,7 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.replay.edits import Edit
-from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, fixed, schedule
+from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, schedule
 from torchtriage.diagnose.replay.graph import CONFIDENCE, LAUNCH_NS, EdgeKind, Graph, NodeKind, build
 from torchtriage.diagnose.replay.quality import Quality, judge
 from torchtriage.diagnose.replay.reach import Reach, Stretch
@@ -262,10 +262,7 @@ class ReplayModel:
         for _ in range(3):
             tries = np.linspace(low, high, 9)
             dur = graph.dur_ns[:, None] - (cost[:, None] * tries).astype(np.int64)
-            ordered = np.empty_like(dur)
-            ordered[order.place] = np.maximum(dur, 0) + still
-
-            walls = self._finished(order.run(fixed(ordered), len(tries), lag, graph.bound_node))
+            walls = self._finished(order.run_steps(np.maximum(dur, 0) + still, lag, graph.bound_node, width=len(tries)))
             index = int(np.searchsorted(-walls, -self._step_ms * 1e6))
             low, high = tries[max(index - 1, 0)], tries[min(index, 8)]
         return float((low + high) / 2)

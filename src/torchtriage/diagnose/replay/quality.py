@@ -13,7 +13,7 @@ import numpy as np
 
 from torchtriage.core.arrays import Ints
 from torchtriage.core.units import format_share
-from torchtriage.diagnose.replay.engine import Schedule, fixed
+from torchtriage.diagnose.replay.engine import Schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph
 
 MAX_STRICT, MAX_UNEXPLAINED, MAX_PINNED = 0.03, 0.05, 0.50
@@ -49,9 +49,7 @@ def judge(graph: Graph, order: Schedule) -> Quality:
     gaps = graph.strict_gap_ns
     strict_lag = graph.strict_lag_ns - gaps[graph.target]
     ways = np.stack([gaps + graph.dur_ns, np.zeros_like(gaps)], axis=1)
-    ordered = np.empty_like(ways)
-    ordered[order.place] = ways
-    done = order.run(fixed(ordered), 2, np.stack([strict_lag, clock], axis=1), graph.bound_node)
+    done = order.run_steps(ways, np.stack([strict_lag, clock], axis=1), graph.bound_node, width=2)
     bounds = graph.bounds_of(done)
     strict, zero = (bounds[-1] - bounds[0]).tolist()
     path = critical_nodes(graph, binding(graph)[0], int(recorded[0]))

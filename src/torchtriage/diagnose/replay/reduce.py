@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.arrays import Ints, distinct
-from torchtriage.diagnose.replay.engine import NEVER, Patch, fixed, schedule
+from torchtriage.diagnose.replay.engine import NEVER, Patch, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind
 from torchtriage.diagnose.replay.scenarios import Scenario
 
@@ -94,10 +94,7 @@ def reduce_graph(graph: Graph, body: Ints, scenarios: Sequence[Scenario | None])
             )
         step[body] -= SHUT
         patch = Patch(*(np.concatenate(part).astype(np.int64) for part in zip(*patches, strict=True)))
-        ordered = np.empty(graph.n_nodes, np.int64)
-        ordered[order.place] = step
-
-        done = order.run(fixed(ordered[:, None]), width, lag, targets, patch)
+        done = order.run_steps(step[:, None], lag, targets, patch, width=width)
         done = np.concatenate([done[:n], np.maximum.reduceat(done[n:], graph.bound_first[:-1], axis=0)])
         found.append(_named(body, done, step + SHUT - graph.gap_ns))
         keeps.append(keep.astype(np.float32))

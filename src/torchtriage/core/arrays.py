@@ -6,6 +6,7 @@ what a small trace takes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,6 +31,11 @@ def distinct(values: NDArray[T]) -> NDArray[T]:
     is_first[:1] = True
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
     return ordered[is_first]
+
+
+def joined(parts: Sequence[NDArray[np.integer]]) -> Ints:
+    """Return the parts one after the other; there may be none."""
+    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
 
 
 def among(values: NDArray[np.integer], chosen: NDArray[np.integer]) -> Mask:

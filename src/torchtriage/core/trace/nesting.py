@@ -63,7 +63,7 @@ class Tree:
         by_parent = np.argsort(above, kind="stable")
         rows, above = rows[by_parent], above[by_parent]
         start, end = start[by_parent], end[by_parent]
-        reach = _running_end(above, end)
+        reach = running_end(above, end)
         begin = np.maximum(start, reach)
         stop = np.minimum(end, trace.end_ns[above])
         np.add.at(total, above, np.maximum(stop - begin, 0))
@@ -403,7 +403,7 @@ def _contain_in_turn(first: Mask, start_ns: Ints, end_ns: Ints, tolerance_ns: in
     return np.array(out, np.int64)
 
 
-def _running_end(group: NDArray[np.integer], end_ns: Ints) -> Ints:
+def running_end(group: NDArray[np.integer], end_ns: Ints) -> Ints:
     """Return the largest end before each element in its group; int64's least for the first."""
     if not len(end_ns):
         return end_ns

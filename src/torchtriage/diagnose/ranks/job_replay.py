@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import Ints
+from torchtriage.core.arrays import Ints, joined
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.ranks.match import Matches
 from torchtriage.diagnose.ranks.rank_record import RankReplay
@@ -92,8 +92,8 @@ class JobReplay:
             step[node] = scenario.takes(graph.dur_ns[node], graph.gap_ns[node] + graph.extra_ns[node])
             edges.append(places[scenario.edge])
             lags.append(scenario.lag_ns)
-        edge = np.concatenate(edges) if edges else np.empty(0, np.int64)
-        patch = Patch(edge, np.zeros(len(edge), np.int64), np.concatenate(lags) if lags else np.empty(0, np.int64))
+        edge = joined(edges)
+        patch = Patch(edge, np.zeros(len(edge), np.int64), joined(lags))
         lag = (graph.lag_ns - graph.gap_ns[graph.target])[:, None]
         done = self._schedule.run_steps(step[:, None], lag, self._bounds, patch)
         return self._mean_step(done[:, 0])
@@ -217,5 +217,4 @@ def _meetings(
             sizes.append(len(group))
             n_meetings += len(group)
         n_before += len(group)
-    none = [np.empty(0, np.int64)]
-    return (np.concatenate(entry or none), np.concatenate(body or none), np.concatenate(meeting or none), sizes)
+    return joined(entry), joined(body), joined(meeting), sizes

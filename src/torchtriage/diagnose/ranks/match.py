@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import Ints, distinct
+from torchtriage.core.arrays import Ints, distinct, joined
 from torchtriage.core.units import format_ns, format_share
 from torchtriage.diagnose.ranks.rank_record import ProcessGroup, RankRecord
 
@@ -121,15 +121,7 @@ def match(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> Matches:
             row.append(ranks[position].collectives.row[matched.index[:, column]])
             match_id.append(np.arange(first, first + len(matched)))
         first += len(matched)
-    none = [np.empty(0, np.int64)]
-    return Matches(
-        groups,
-        np.concatenate(rank or none),
-        np.concatenate(row or none),
-        np.concatenate(match_id or none),
-        offset,
-        tuple(alone),
-    )
+    return Matches(groups, joined(rank), joined(row), joined(match_id), offset, tuple(alone))
 
 
 def _by_group(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> dict[ProcessGroup, list[int]]:
@@ -334,19 +326,19 @@ def _messages(
     receives how far ahead, and in the middle it is.
     """
     place = {number: position for position, number in enumerate(numbers)}
-    joined = np.arange(len(ranks))
+    group = np.arange(len(ranks))
     for members, _ in ends:
-        joined[np.isin(joined, joined[members])] = members[0]
+        group[np.isin(group, group[members])] = members[0]
     for here, rank in enumerate(ranks):
         for peer in distinct(rank.pipeline.messages.peer).tolist():
             there = place.get(peer, -1)
-            if there <= here or joined[there] == joined[here]:
+            if there <= here or group[there] == group[here]:
                 continue
             ahead = _last(rank, peer, ranks[there], numbers[here])
             back = _last(ranks[there], numbers[here], rank, peer)
             if ahead is not None and back is not None:
                 yield np.array([here, there]), np.array([[0, (ahead - back) // 2]])
-                joined[joined == joined[there]] = joined[here]
+                group[group == group[there]] = group[here]
 
 
 def _last(source: RankRecord, target_number: int, target: RankRecord, source_number: int) -> int | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import Floats, Ints, Mask
+from torchtriage.core.arrays import Floats, Ints, Mask, joined
 from torchtriage.core.intervals import Spans
 from torchtriage.core.names import elide
 from torchtriage.core.trace import Trace
@@ -284,7 +284,7 @@ def _summary(role: Role, name: str, groups: Sequence[_Group], ranks: Sequence[_R
         np.sum(group.parts_ns, axis=0)[WAITING : UNSPLIT + 1].sum() / len(group.members) / n_steps for group in groups
     ]
     n_members = [max(group.n_listed, len(group.members) if len(group.members) > 1 else 0) for group in groups]
-    sizes = np.concatenate([size for group in groups for size in group.sizes] or [np.empty(0, np.int64)])
+    sizes = joined([size for group in groups for size in group.sizes])
     n_bytes, on_bus, took_ns = np.sum([group.carried for group in groups], axis=0).tolist()
     bus = on_bus / took_ns if took_ns else None
     links = {_link(group, ranks) for group in groups}

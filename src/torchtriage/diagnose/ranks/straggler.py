@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import Floats, Ints, distinct
+from torchtriage.core.arrays import Floats, Ints, distinct, joined
 from torchtriage.core.intervals import Spans
 from torchtriage.core.stats.median import median_interval
 from torchtriage.diagnose.ranks.host_activity import CELLS, PHASES
@@ -220,18 +220,8 @@ def _held(matches: Matches, step: Ints, position: int, *, late_only: int = -1) -
         spans.append(np.stack([begin, last_ns], axis=1))
         at.append(np.searchsorted(step, group.step[use]))
         who.append(group.members[late[use]])
-    none = [np.empty(0, np.int64)]
-    held = np.concatenate(spans)
-    order = np.argsort(held[:, 0], kind="stable")
-    held = held[order]
-    reach = np.maximum.accumulate(np.append(held[:1, 0], held[:-1, 1]))
-    held = np.stack([np.maximum(held[:, 0], reach), held[:, 1]], axis=1)
-    held[:, 1] = np.maximum(held[:, 1], held[:, 0])
-    return (
-        held,
-        np.concatenate(at or none)[order].astype(np.int64),
-        np.concatenate(who or none)[order].astype(np.int64),
-    )
+    held, of = intervals.disjoint(np.concatenate(spans))
+    return held, joined(at)[of], joined(who)[of]
 
 
 def spared_ns(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting, late: int) -> Ints:

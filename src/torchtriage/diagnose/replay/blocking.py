@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import Ints, Mask, distinct
+from torchtriage.core.arrays import Ints, Mask, distinct, joined
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.host_syncs import BLOCKING_COPY, NEVER_BLOCKS, SYNC_CALL
+from torchtriage.core.trace.nesting import running_end
 from torchtriage.core.trace.steps import profiler_stop
 from torchtriage.diagnose.replay.streams import CallTimeline, Streams
 
@@ -114,10 +115,7 @@ def find_blocking(trace: Trace, streams: Streams) -> Blocking:
     # the outermost wait of a thread stands for those inside it
     order = np.lexsort((-trace.end_ns[row], trace.start_ns[row], trace.lane[row]))
     start, end, lane = trace.start_ns[row][order], trace.end_ns[row][order], trace.lane[row][order]
-    keep = np.ones(len(order), dtype=bool)
-    if len(order):
-        reach = _running(lane, end)
-        keep[1:] = (lane[1:] != lane[:-1]) | (start[1:] >= reach[:-1])
+    keep = start >= running_end(lane, end)
     index = np.full(len(row), -1, np.int64)
     index[order[keep]] = np.arange(int(keep.sum()))
     present = index[wait] >= 0
@@ -128,16 +126,6 @@ def find_blocking(trace: Trace, streams: Streams) -> Blocking:
         what[chosen],
         WaitEdges(index[wait[present]], position[present], lag[present], from_start[present]),
     )
-
-
-def _running(group: NDArray[np.integer], end_ns: Ints) -> Ints:
-    """Return the largest end so far within each group (groups are sorted)."""
-    if not len(end_ns):
-        return end_ns
-    base = int(end_ns.min())
-    width = int(end_ns.max()) - base + 1
-    code = np.cumsum(np.concatenate([[0], (group[1:] != group[:-1]).astype(np.int64)]))
-    return np.maximum.accumulate(end_ns - base + code * width) - code * width + base
 
 
 def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
@@ -196,7 +184,7 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     picked = np.flatnonzero(single & (chosen >= 0))
     wait.append(picked)
     position.append(chosen[picked])
-    waits, positions = _joined(wait), _joined(position)
+    waits, positions = joined(wait), joined(position)
 
     late = np.zeros(count, np.int64)  # when the last of the work was done
     if len(waits):
@@ -268,7 +256,7 @@ def _memory(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
         mine = np.flatnonzero(waits & (last >= 0))
         wait.append(index[mine])
         position.append(last[mine])
-    waits_, positions = _joined(wait), _joined(position)
+    waits_, positions = joined(wait), joined(position)
     edges = WaitEdges(waits_, positions, np.zeros(len(waits_), np.int64), np.zeros(len(waits_), dtype=bool))
     what = np.full(int(waits.sum()), EdgeKind.MEMORY, np.uint8)
     return Blocking(row[waits], (end - late)[waits], what, edges)
@@ -355,7 +343,3 @@ def _named_streams(trace: Trace, streams: Streams, row: Ints) -> Ints:
 
 def _typical(values: Ints, default: int) -> int:
     return int(np.median(values)) if len(values) else default
-
-
-def _joined(parts: list[Ints]) -> Ints:
-    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchtriage.core.arrays import Ints, distinct
+from torchtriage.core.arrays import Ints, distinct, joined
 from torchtriage.core.engine import find_engine
 from torchtriage.diagnose.replay.graph import CONFIDENCE, Graph
 from torchtriage.diagnose.replay.native import find_runs, run_nodes
@@ -327,7 +327,7 @@ def _chunks(order: Schedule) -> Iterator[_Chunk]:
         imports = distinct(used[(used >= 0) & (used < a)])
         needed.append(imports)
         plans.append((a, b, ea, eb, int(ra), int(rb), imports))
-    every = distinct(np.concatenate(needed)) if needed else np.empty(0, np.int64)
+    every = distinct(joined(needed))
     for a, b, ea, eb, ra, rb, imports in plans:
         exports = every[slice(*np.searchsorted(every, [a, b]))]
         groups = []
@@ -438,7 +438,7 @@ def _runs(graph: Graph) -> tuple[list[tuple[int, int, int]], Ints]:
                 waiting.setdefault(blocker[0], []).append((blocker[1], lane))
         stuck = [lane for lane in range(graph.n_lanes) if done[lane] < ends[lane]]
         if not stuck:
-            return runs, distinct(np.concatenate(cut)) if cut else np.empty(0, np.int64)
+            return runs, distinct(joined(cut))
         # damaged clocks can make circles: the earliest node stuck goes on without its weakest cause
         nodes = np.array([done[lane] for lane in stuck])
         node = int(nodes[np.argmin(graph.finish_ns[nodes])])

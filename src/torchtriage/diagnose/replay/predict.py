@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct
+from torchtriage.core.arrays import distinct, joined
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.replay.edits import Edit
@@ -357,13 +357,13 @@ class ReplayModel:
             left = whole[graph.target[edges]]
             hit = np.isfinite(left)
             change.keep[graph.source[edges[hit]]] *= left[hit]
-        change.keep[_joined(change.gone)] = np.nan
+        change.keep[joined(change.gone)] = np.nan
         kept = change.keep[self._running]
         changed = np.flatnonzero(kept != 1.0)
         gone = np.zeros(len(graph.source), dtype=bool)
-        gone[_joined(change.cut)] = True
+        gone[joined(change.cut)] = True
         light = np.zeros(len(graph.source), dtype=bool)
-        light[_joined(change.staged)] = True
+        light[joined(change.staged)] = True
         cut, staged = np.flatnonzero(gone), np.flatnonzero(light & ~gone)
         return Scenario(
             self._running[changed].astype(np.int32),
@@ -459,15 +459,12 @@ class ReplayModel:
         trace = self.trace
         total = 0.0
         judged = trace.steps.judged
-        for lane in _lanes(trace, rows):
+        for lane in distinct(trace.lane[rows]).tolist():
             mine = trace.lane[rows] == lane
             spans = intervals.spans(trace.start_ns[rows[mine]], trace.end_ns[rows[mine]])
-            order = np.argsort(spans[:, 0], kind="stable")
-            cut = spans[order]
-            reach = np.maximum.accumulate(cut[:, 1])
-            cut[1:, 0] = np.minimum(np.maximum(cut[1:, 0], reach[:-1]), cut[1:, 1])
-            held = intervals.covered(cut, judged)
-            total += float((held if weight is None else held * weight[mine][order]).sum())
+            pieces, of = intervals.disjoint(spans)
+            held = intervals.covered(pieces, judged)
+            total += float((held if weight is None else held * weight[mine][of]).sum())
         return total / trace.steps.n_steady
 
     # -- places ------------------------------------------------------------------------------
@@ -500,12 +497,3 @@ def model(trace: Trace, *, step_ms: float | None = None) -> ReplayModel:
         cached["replay_model"] = ReplayModel(trace)
     found: ReplayModel = cached["replay_model"]
     return found
-
-
-def _lanes(trace: Trace, rows: Ints) -> list[int]:
-    lanes: list[int] = np.flatnonzero(np.bincount(trace.lane[rows])).tolist()
-    return lanes
-
-
-def _joined(parts: list[Ints]) -> Ints:
-    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)

@@ -4,8 +4,9 @@ import pytest
 from builder import TraceBuilder
 from diagnose.ranks.jobs import STEP_NUMBER, all_reduce, job, records, shifted
 
+from torchtriage.core.trace.messages import ProcessGroup
 from torchtriage.diagnose.ranks.match import Matches, match
-from torchtriage.diagnose.ranks.rank_record import ProcessGroup, RankRecord
+from torchtriage.diagnose.ranks.rank_record import RankRecord
 
 MS = 1_000_000
 

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core.arrays import Ints, distinct, joined
+from torchtriage.core.trace.messages import ProcessGroup
 from torchtriage.core.units import format_ns, format_share
-from torchtriage.diagnose.ranks.rank_record import ProcessGroup, RankRecord
+from torchtriage.diagnose.ranks.rank_record import RankRecord
 
 END_SKEW_NS = 300_000
 """True matches end within this on a device (measured)."""

@@ -19,13 +19,13 @@ from torchtriage.core.intervals import Spans
 from torchtriage.core.names import elide
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.link_rates import FASTEST_OTHER_GBPS, Link, link_of
-from torchtriage.core.trace.messages import Messages
+from torchtriage.core.trace.messages import Messages, ProcessGroup
 from torchtriage.core.units import format_share
 from torchtriage.diagnose.ranks.group_roles import UNKNOWN, Exchanged, Role, layout, role_by_exchange, role_by_name
 from torchtriage.diagnose.ranks.group_rows import KINDS, GroupRows, group_rows
 from torchtriage.diagnose.ranks.match import GroupMatch, Matches, group_of
 from torchtriage.diagnose.ranks.pipeline_rank import messages_of
-from torchtriage.diagnose.ranks.rank_record import ProcessGroup, RankRecord, host_name
+from torchtriage.diagnose.ranks.rank_record import RankRecord, host_name
 from torchtriage.diagnose.ranks.straggler import Waiting
 from torchtriage.diagnose.verdict.result import GroupSummary
 

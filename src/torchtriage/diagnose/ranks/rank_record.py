@@ -29,18 +29,6 @@ from torchtriage.diagnose.replay import Scenario
 from torchtriage.diagnose.replay.graph import Graph
 from torchtriage.diagnose.verdict.result import Result
 
-__all__ = [
-    "Moment",
-    "ProcessGroup",
-    "RankCollectives",
-    "RankRecord",
-    "RankReplay",
-    "RankSteps",
-    "build_record",
-    "host_name",
-]
-
-
 _STEP_NUMBER = re.compile(r"#(\d+)$")
 MAX_MOMENTS = 2000
 """Longest stretches kept by name: what a late rank did is among them."""

@@ -129,9 +129,7 @@ def attribute(
     if across:
         # that the same work takes another time is the change, not what recordings differ by
         drift, slack = dict.fromkeys(drift, 1.0), dict.fromkeys(slack, 1 + _least(before, after))
-    sides = _aligned(before, after)
-    pairs = _paired(*sides, before, after)
-    pairs = _shortened(pairs, before, after)
+    pairs = _shortened(_paired(*_aligned(before, after), before, after), before, after)
     order = list(pairs)
     means = [
         _shares(np.array([int(pairs[key][i].time_ns.sum()) for key in order]), run)
@@ -165,7 +163,7 @@ def attribute(
     if not any(cause.change.told for cause in causes) and not any(class_.told for class_ in classes.values()):
         # many small changes that are each within the noise are noise together
         total = replace(total, told=False)
-    spoken = tuple(_spoken(cause, total, before.per) for cause in causes)
+    spoken = tuple(replace(cause, label=label(cause), sentence=sentence(cause, total, before.per)) for cause in causes)
     return ChangeAttribution(drift, slack, total, classes, spoken, pairs, dict(zip(order, bars.tolist(), strict=True)))
 
 
@@ -273,13 +271,10 @@ def _paired(
 
 def _comparable(gone: list[_Side], come: list[_Side], before: Account, after: Account) -> bool:
     """Return whether some causes may have replaced others: both take time of one magnitude."""
-    amounts = sorted(
-        (
-            sum(int(side.time_ns.sum()) for side in gone) / before.n_steps,
-            sum(int(side.time_ns.sum()) for side in come) / after.n_steps,
-        )
+    least, most = sorted(
+        sum(int(side.time_ns.sum()) for side in sides) / run.n_steps for sides, run in ((gone, before), (come, after))
     )
-    return amounts[0] * UNLIKELY > amounts[1]
+    return least * UNLIKELY > most
 
 
 def _shortened(pairs: dict[Key, _Pair], before: Account, after: Account) -> dict[Key, _Pair]:
@@ -433,7 +428,3 @@ def _certain(cause: ChangeCause, pair: _Pair, least: float) -> ChangeCause:
 def _name(cause: ChangeCause) -> tuple[str, ...]:
     names = sorted({*cause.what, *cause.what_after})
     return (cause.time_class, cause.region, cause.mark, *names)
-
-
-def _spoken(cause: ChangeCause, total: TimeChange, per: str) -> ChangeCause:
-    return replace(cause, label=label(cause), sentence=sentence(cause, total, per))

@@ -134,10 +134,7 @@ def _change(one: Finding | None, other: Finding | None, *, known: bool) -> Findi
 
 
 def _reportable(finding: Finding | None) -> bool:
-    if finding is None:
-        return False
-    cost = finding.cost
-    return cost is None or cost.share_high >= DEFAULTS.min_share
+    return finding is not None and (finding.cost is None or finding.cost.share_high >= DEFAULTS.min_share)
 
 
 def _plain(finding: Finding | None) -> float:

@@ -227,7 +227,7 @@ def _host_time(owners: _Owners, lanes: list[int], spans: Spans, time_class: Time
     catch up; only a loader goes before it, since it would have held the step up all the same.
     """
     trace, counted = owners.trace, time_class == "host"
-    spans, row = _innermost(trace, trace.tree, lanes, spans)
+    spans, row, _ = _innermost(trace, trace.tree, lanes, spans)
     region, mark, what = owners.region[row], owners.mark[row], owners.what[row]
     found = []
     if not counted and len(trace.waits):
@@ -261,7 +261,7 @@ def _waiting(owners: _Owners, spans: Spans, which: Ints, time_class: TimeClass) 
 
 
 def _running(trace: Trace, lanes: list[int], spans: Spans, mark: Ints, time_class: TimeClass) -> _Pieces:
-    cut, row, source = _innermost_of(trace, trace.frames, lanes, spans)
+    cut, row, source = _innermost(trace, trace.frames, lanes, spans)
     user = trace.where_name(is_user_frame)
     above = trace.frames.nearest(np.maximum(row, 0), user)
     function = np.where((row >= 0) & user[row], row, np.where(row >= 0, above, -1))
@@ -340,10 +340,10 @@ class _Owners:
         self.trace = trace
         rows = trace.tree.members
         ops, notes = trace.kind == Kind.OP, trace.kind == Kind.ANNOTATION
-        own = self._named(ops | notes, _OWN_MARKS)
-        loads = _outermost(trace, rows, self._named(ops | notes, LOADER_NAME))
-        steps = _outermost(trace, rows, self._named(ops | notes, _OPTIMIZER))
-        nodes = _outermost(trace, rows, self._named(ops, _BACKWARD))
+        own = trace.matching(_OWN_MARKS, Kind.OP, Kind.ANNOTATION)
+        loads = _outermost(trace, rows, trace.matching(LOADER_NAME, Kind.OP, Kind.ANNOTATION))
+        steps = _outermost(trace, rows, trace.matching(_OPTIMIZER, Kind.OP, Kind.ANNOTATION))
+        nodes = _outermost(trace, rows, trace.matching(_BACKWARD, Kind.OP))
         marks = _outermost(trace, rows, notes & ~own & ~self._steps(notes))
         outer = _outermost(trace, rows, ops & ~own)
         # a call outside every operator stands for itself
@@ -358,19 +358,10 @@ class _Owners:
         self.mark = self._table(rows, mark, -1)
         self.what = self._table(rows, np.where(whole, -1, self._name(what)), -1)
         self.op = self._table(rows, outer, -1)
-        engine = self._named(ops, f"^{BACKWARD_NODE}")
+        engine = trace.matching(f"^{BACKWARD_NODE}", Kind.OP)
         others = distinct(trace.lane[engine & (trace.lane != trace.steps.lane)])
         self.crew: list[int] = [*others.tolist(), trace.steps.lane]
         """The threads that take turns in one loop: the backward engine's, then the main one."""
-
-    def _named(self, mask: NDArray[np.bool_], pattern: str) -> NDArray[np.bool_]:
-        """Return the rows of a mask whose name matches; only names that occur are tested."""
-        trace = self.trace
-        used = np.flatnonzero(np.bincount(trace.name[mask], minlength=len(trace.names)))
-        search = re.compile(pattern).search
-        table = np.zeros(len(trace.names) + 1, dtype=bool)
-        table[[code for code in used.tolist() if search(trace.names[code])]] = True
-        return mask & table[trace.name]
 
     def _steps(self, notes: NDArray[np.bool_]) -> NDArray[np.bool_]:
         trace = self.trace
@@ -457,17 +448,11 @@ def _distinct(code: Ints, rows: Ints, n: int) -> Ints:
 # -- intervals ---------------------------------------------------------------------------------
 
 
-def _innermost(trace: Trace, tree: Tree, lanes: list[int], spans: Spans) -> tuple[Spans, Ints]:
-    """Cut disjoint time where anything begins or ends on the lanes, with the innermost row open.
+def _innermost(trace: Trace, tree: Tree, lanes: list[int], spans: Spans) -> tuple[Spans, Ints, Ints]:
+    """Cut disjoint time where anything begins or ends on the lanes, with the innermost row open, and the span it is of.
 
     The first lane with a row open has the time; -1 where none has.
     """
-    cut, row, _ = _innermost_of(trace, tree, lanes, spans)
-    return cut, row
-
-
-def _innermost_of(trace: Trace, tree: Tree, lanes: list[int], spans: Spans) -> tuple[Spans, Ints, Ints]:
-    """Return :func:`_innermost`, and which of the spans (sorted and disjoint) each piece is of."""
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     mine = tree.members[np.isin(trace.lane[tree.members], lanes)]
     edges = np.concatenate([trace.start_ns[mine], trace.end_ns[mine]])

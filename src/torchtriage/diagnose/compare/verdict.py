@@ -12,6 +12,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_change_ns, format_count, format_ms, format_ns, format_range, format_share
+from torchtriage.core.version import __version__
 from torchtriage.diagnose.compare.attribute import ChangeAttribution, attribute
 from torchtriage.diagnose.compare.findings import STATUS_WORDS, keep_promise, match, place_of
 from torchtriage.diagnose.compare.result import (
@@ -96,8 +97,6 @@ def compare(
 
     Raises UsageError: ``promised`` is about another recording.
     """
-    from torchtriage.core.version import __version__
-
     if promised is not None and promised.trace.n_events != before.result.trace.n_events:
         raise UsageError(
             f"expected a report on {before.result.trace.path}"

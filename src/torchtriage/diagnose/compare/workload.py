@@ -64,7 +64,6 @@ class Workload:
     without operators, so that the volume is a lower bound; ``hidden`` : the share of kernels that they launch.
     """
 
-    path: str
     vendor: str
     device: str
     n_devices: int
@@ -116,7 +115,6 @@ def workload(trace: Trace, notes: tuple[Note, ...]) -> Workload:
         wall = max(sum(classes.wall_ns for classes in pieces), 1)
         late = sum(classes.idle_host_late_ns for classes in pieces) / wall
     return Workload(
-        path=trace.report.path,
         vendor=origin.vendor,
         device=trace.devices[0].name if trace.devices else "",
         n_devices=len(trace.devices),

@@ -81,7 +81,6 @@ def wait_for(
     timeout_s: float,
     *,
     n_files: int = 1,
-    clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Path, ...]:
     """Return the traces that came into a folder since it held ``before``, once all are whole.
@@ -89,19 +88,19 @@ def wait_for(
     Raises AttachError: there are fewer than ``n_files`` in time, or one is never whole; it names what is there, and so
     does a KeyboardInterrupt.
     """
-    deadline = clock() + timeout_s
+    deadline = time.monotonic() + timeout_s
     last: dict[Path, tuple[int, int]] = {}
-    since = clock()
+    since = time.monotonic()
     new: dict[Path, tuple[int, int]] = {}
     try:
-        while clock() < deadline:
+        while time.monotonic() < deadline:
             new = {path: status for path, status in traces_in(folder).items() if before.get(path) != status}
             if new != last:
-                last, since = new, clock()
-            elif len(new) >= n_files and clock() - since >= STILL_S:
+                last, since = new, time.monotonic()
+            elif len(new) >= n_files and time.monotonic() - since >= STILL_S:
                 if all(map(is_whole, new)):
                     return tuple(sorted(new))
-                since = clock()
+                since = time.monotonic()
             sleep(LOOK_S)
     except KeyboardInterrupt:
         if new:

@@ -12,7 +12,6 @@ Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, and dumps of torch 2.13.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from torchtriage.core.errors import AttachError, SnapshotError
-from torchtriage.core.record.stacks import is_library
 from torchtriage.core.units import format_bytes
-from torchtriage.diagnose.attach.result import Call, CollectiveWait, ranks_words
+from torchtriage.diagnose.attach.processes import user_call
+from torchtriage.diagnose.attach.result import Call, CollectiveWait, at_words, ranks_words
 from torchtriage.memory.snapshot.unpickle import unpickle
 
 MAX_BYTES = 512 << 20
@@ -172,7 +171,7 @@ def _record(entry: dict[str, Any]) -> Record:
         dtypes=tuple(_text(part)[:MAX_NAME] for part in entry.get("input_dtypes") or ()),
         finished=entry.get("state") == "completed" or bool(entry.get("retired")),
         is_p2p=is_p2p,
-        at=next((call for call in calls if not is_library(call.file)), calls[0] if calls else None),
+        at=user_call(calls),
     )
 
 
@@ -198,7 +197,9 @@ def waits(dumps: Mapping[int, Dump], ranks: Iterable[int] = ()) -> tuple[Collect
 def _of_group(group: str, dumps: Mapping[int, Dump], world: frozenset[int]) -> Iterator[CollectiveWait]:
     named = {rank: [row for row in dump.records if row.group == group] for rank, dump in dumps.items()}
     for rank, rows in named.items():
-        yield from (_p2p(rank, row) for row in rows if row.is_p2p and not row.finished)
+        for row in rows:
+            if row.is_p2p and not row.finished:
+                yield CollectiveWait("p2p", row.label, row.number, row.op, (rank,), at=row.at)
     own = {rank: [row for row in rows if not row.is_p2p] for rank, rows in named.items()}
     pending = [row for rows in own.values() for row in rows if not row.finished]
     if not pending:
@@ -240,15 +241,10 @@ def _words(rows: list[Record]) -> str:
     texts = []
     for row in rows:
         tensors = (f"{dtype}{list(sizes)}" for sizes, dtype in zip(row.sizes, row.dtypes, strict=False))
-        place = f" at {os.path.basename(row.at.file)}:{row.at.line}" if row.at else ""  # noqa: PTH119
-        texts.append(f"{row.op}({', '.join(tensors)}){place}")
+        texts.append(f"{row.op}({', '.join(tensors)}){at_words(row.at)}")
     return ", ".join(texts)
 
 
 def _grouped(calls: Mapping[int, str]) -> Iterator[tuple[str, list[int]]]:
     for words in dict.fromkeys(calls.values()):
         yield words, [rank for rank, other in calls.items() if other == words]
-
-
-def _p2p(rank: int, row: Record) -> CollectiveWait:
-    return CollectiveWait("p2p", row.label, row.number, row.op, (rank,), at=row.at)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from torchtriage.core.finding import Note
 from torchtriage.diagnose.attach import flight_recorder
 from torchtriage.diagnose.attach.flight_recorder import Dump
 from torchtriage.diagnose.attach.processes import Thread, grouped, user_call
-from torchtriage.diagnose.attach.result import Call, CollectiveWait, HangResult, ranks_words
+from torchtriage.diagnose.attach.result import CollectiveWait, HangResult, at_words, ranks_words
 
 MAX_WAITS = 8
 
@@ -47,7 +46,7 @@ def judge(
 
 def _sentence(wait: CollectiveWait, waits: Iterable[CollectiveWait], stacks: Mapping[str, Sequence[Thread]]) -> str:
     what = f"{wait.op} number {wait.number} of {wait.group}"
-    waiting = f"{ranks_words(wait.arrived)} {'wait' if len(wait.arrived) > 1 else 'waits'}{_at(wait.at)}"
+    waiting = f"{ranks_words(wait.arrived)} {'wait' if len(wait.arrived) > 1 else 'waits'}{at_words(wait.at)}"
     missing = f"{ranks_words(wait.missing)} never entered" if wait.missing else ""
     who = (*wait.missing[:MAX_WAITS], *(wait.arrived[:1] if wait.at is None else ()))
     doing = [_doing(rank, wait, waits, stacks) for rank in who]
@@ -71,7 +70,7 @@ def _doing(
 ) -> str:
     for other in waits:
         if other is not wait and rank in other.arrived:
-            return f"rank {rank} waits in {other.op} number {other.number} of {other.group}{_at(other.at)} instead"
+            return f"rank {rank} waits in {other.op} number {other.number} of {other.group}{at_words(other.at)} instead"
     place = _place(stacks.get(f"rank {rank}", ()))
     return f"rank {rank} is{place}" if place else ""
 
@@ -99,8 +98,4 @@ def _place(threads: Sequence[Thread]) -> str:
         return ""
     at = main.calls.index(call) if (call := user_call(main.calls)) else 0
     called = f", inside {main.calls[0].function}" if at else ""
-    return f"{_at(main.calls[at])} in {main.calls[at].function}{called}"
-
-
-def _at(call: Call | None) -> str:
-    return f" at {os.path.basename(call.file)}:{call.line}" if call else ""  # noqa: PTH119
+    return f"{at_words(main.calls[at])} in {main.calls[at].function}{called}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -66,6 +67,11 @@ class HangResult:
     notes: tuple[Note, ...] = ()
     version: str = __version__
     schema: str = field(default=HANG_SCHEMA, kw_only=True)
+
+
+def at_words(call: Call | None) -> str:
+    """Return `` at train.py:12``, empty without a call."""
+    return f" at {os.path.basename(call.file)}:{call.line}" if call else ""  # noqa: PTH119
 
 
 def ranks_words(ranks: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
 
 import numpy as np
@@ -35,7 +35,7 @@ class Job:
     numbers: tuple[int, ...]
     basis: str
     world_size: int | None
-    notes: tuple[Note, ...] = field(default=())
+    notes: tuple[Note, ...] = ()
 
 
 def rank_in_name(name: str) -> int | None:

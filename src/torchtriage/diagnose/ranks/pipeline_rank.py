@@ -17,7 +17,7 @@ from torchtriage.diagnose.ranks.host_activity import ACTIVITIES, PHASES, Pieces
 
 KINDS = "FBIW"
 """Forward, backward, and where it is split: the gradients of the input and of the weights."""
-FORWARD, BACKWARD, INPUT, WEIGHTS = range(len(KINDS))
+FORWARD, BACKWARD = KINDS.index("F"), KINDS.index("B")
 MAX_ROWS = 4000
 """Messages of a rank that are kept, of its last steps."""
 NOISE = 0.1
@@ -257,8 +257,7 @@ def _blocks(
     )
     first = np.flatnonzero(_new(key, step))
     if not len(first):
-        none = np.empty(0, np.int64)
-        return RankBlocks(none, none, none, none, none, none, none), (none, none)
+        return NOTHING.blocks, (_NO, _NO)
     end = np.maximum.reduceat(spans[:, 1], first)
     start = np.minimum.reduceat(spans[:, 0], first)
     busy = np.minimum(np.add.reduceat(spans[:, 1] - spans[:, 0], first), end - start)

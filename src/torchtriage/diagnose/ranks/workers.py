@@ -69,9 +69,6 @@ class _DefectError(TraceFormatError):
     """A defect of ours in the analysis of one file."""
 
 
-Progress = Callable[[str], Callable[[int, int], None] | None]
-
-
 @dataclass(frozen=True)
 class AnalyzedFiles:
     """The jobs that were found, each file's result, and why files have none; ``timelines`` : the ranks of each job."""
@@ -262,9 +259,7 @@ def _outcomes(answer: Records | TriageError) -> tuple[Outcome, ...]:
 def _count(paths: Sequence[str]) -> int:
     """Return how many processes pay: small files are read sooner than processes start."""
     # pseudonyms are remembered in this process
-    if len(paths) < 2 or current() is not None or not can_start():
-        return 1
-    if any(map(_only_here, paths)):
+    if len(paths) < 2 or current() is not None or not can_start() or any(map(_only_here, paths)):
         return 1
     if sum(map(_size_bytes, paths)) < WORTH_IT_BYTES:
         return 1

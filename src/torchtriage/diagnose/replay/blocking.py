@@ -179,7 +179,7 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     explains = (own_stream >= 0) & (end - own_end <= EXPLAINS_NS)
     long = end - start > LONG_NS
     pending = best_end > start
-    chosen = np.where(long & ~explains & pending, best, np.where(own_stream >= 0, own_stream, -1))
+    chosen = np.where(long & ~explains & pending, best, own_stream)
     chosen = np.where(given >= 0, given, chosen)
     picked = np.flatnonzero(single & (chosen >= 0))
     wait.append(picked)

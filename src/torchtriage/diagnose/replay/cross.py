@@ -55,13 +55,12 @@ def paired(trace: Trace, streams: Streams) -> tuple[CrossEdges, int]:
     as_of = np.where(which >= 0, record.start_ns[np.maximum(which, 0)], trace.start_ns[waits])
     # what the thread launched last, before the event was recorded, on another stream
     before = launch.before(trace.lane[waits], as_of)
-    other = np.arange(-1, len(calls) - 1)
     change = np.ones(len(calls), dtype=bool)
     change[1:] = stream[1:] != stream[:-1]
     head = np.maximum.accumulate(np.where(change, np.arange(len(calls)), 0))
-    other = head - 1  # the last launch before this run of launches on one stream
     same = (before >= 0) & (stream[np.maximum(before, 0)] == stream[found])
-    before = np.where(same, other[np.maximum(before, 0)], before)
+    # the last launch before this run of launches on one stream
+    before = np.where(same, head[np.maximum(before, 0)] - 1, before)
     known = (before >= 0) & (launch.lane[np.maximum(before, 0)] == trace.lane[waits])
     more = _several(launch, stream, trace.start_ns[waits], before, found, known)
     before = np.concatenate([before[known], more[0]])

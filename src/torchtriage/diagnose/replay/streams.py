@@ -24,7 +24,6 @@ class Streams:
     trace for each stream. ``device`` : device number of each stream.
     """
 
-    trace: Trace
     row: Ints
     stream: Ints
     start_ns: Ints
@@ -89,7 +88,7 @@ def device_streams(trace: Trace) -> Streams:
     stream = np.repeat(np.arange(len(lane)), np.diff(first))
     device = np.array([trace.lanes[item].device for item in lane.tolist()], np.int64)
     return Streams(
-        trace, row, stream, trace.start_ns[row], trace.end_ns[row], call, launch, first, lane.astype(np.int64), device
+        row, stream, trace.start_ns[row], trace.end_ns[row], call, launch, first, lane.astype(np.int64), device
     )
 
 

@@ -15,10 +15,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import distinct, joined
+from torchtriage.core.arrays import Floats, Ints, distinct, joined
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Trace
 from torchtriage.diagnose.replay.edits import Edit
@@ -28,8 +27,6 @@ from torchtriage.diagnose.replay.quality import Quality, judge
 from torchtriage.diagnose.replay.reach import Reach, Stretch
 from torchtriage.diagnose.replay.scenarios import Scenario, ScenarioSteps
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Edits = Sequence[Edit]
 
 INFERRED = 0.6
@@ -118,7 +115,7 @@ class ReplayModel:
 
         The recorded one, or the unprofiled one that was given.
         """
-        return float(self._base[self._names.index(self._default)])
+        return float(self._base[self._at])
 
     def predict(self, edits: Edits) -> ReplayPrediction:
         """Return what one set of edits saves."""
@@ -141,12 +138,11 @@ class ReplayModel:
                 asked.append(([*edits, crowd], False))
             index.append((usual, slice(first, len(asked))))
         saving = self._base[:, None] - self._after(asked)
-        at = self._names.index(self._default)
-        seen = self._names.index("seen") if "seen" in self._names else at
+        seen = self._names.index("seen") if "seen" in self._names else self._at
         out = []
         for edits, (usual, whole) in zip(edit_sets, index, strict=True):
             both = saving[:, whole]
-            middle = float(saving[at, usual].mean())
+            middle = float(saving[self._at, usual].mean())
             rests = abs(middle - float(saving[seen, usual].mean()))
             out.append(
                 ReplayPrediction(
@@ -165,14 +161,12 @@ class ReplayModel:
 
     def savings(self, edit_sets: Sequence[Edits]) -> list[float]:
         """Return the saving in ns of each set of edits on its own, by the default model alone."""
-        at = self._names.index(self._default)
-        saving = self._base[at] - self._after([(edits, False) for edits in edit_sets], [at])[0]
+        saving = self._base[self._at] - self._after([(edits, False) for edits in edit_sets], [self._at])[0]
         return [float(value) for value in saving]
 
     def after_ns(self, edits: Edits) -> float:
         """Return the wall time of a step with these edits, in ns, by the default model."""
-        at = self._names.index(self._default)
-        return float(self._after([(edits, False)], [at])[0, 0])
+        return float(self._after([(edits, False)], [self._at])[0, 0])
 
     def release(self) -> None:
         """Let go of what only edits need; who asks about more of them waits for it again."""
@@ -227,9 +221,10 @@ class ReplayModel:
         return self._ordered[0]
 
     @property
-    def _default(self) -> str:
+    def _at(self) -> int:
+        """Where the default model is among the variants."""
         given = self._step_ms is not None and "unprofiled" in self._names
-        return "unprofiled" if given else "default"
+        return self._names.index("unprofiled" if given else "default")
 
     def _without_profiler(self) -> Ints | None:
         """Return durations without the profiler's cost; None where it cost nothing."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torchtriage.core.arrays import Floats
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace.columns import Trace
-from torchtriage.diagnose.detector.device_costs import Account, weighed
+from torchtriage.diagnose.detector.device_costs import Account, Rows, weighed
 from torchtriage.diagnose.detector.families import FRAME_FAMILIES, HOST_FAMILIES, WORK_FAMILIES
 from torchtriage.diagnose.detector.features import NAMES, PER_STEP, window_features
 from torchtriage.diagnose.detector.forest import Forest, kept
@@ -52,8 +52,6 @@ _UNREADABLE = (
 _NEW = 0.05
 _NAMED = 0.01
 """A type less likely than this is not reported."""
-
-Rows = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)

@@ -127,16 +127,12 @@ def window_features(trace: Trace, windows_ns: Ints) -> NDArray[np.float32]:
         return np.zeros((0, len(NAMES)), np.float32)
     order = np.argsort(windows_ns[:, 0], kind="stable")
     windows = Windows(windows_ns[order])
-    columns: Columns = {}
-    columns.update(_host(trace, windows))
-    columns.update(_frames(trace, windows))
-    columns.update(device_columns(trace, windows))
-    columns.update(collective_columns(trace, windows))
+    columns = _host(trace, windows) | _frames(trace, windows)
+    columns |= device_columns(trace, windows) | collective_columns(trace, windows)
     base = np.stack([columns[name] for name in BASE], axis=1)
     about = np.tile(_about(trace), (count, 1))
-    sorted_features = np.concatenate([base, base - np.median(base, axis=0), about], axis=1)
     features = np.empty((count, len(NAMES)), np.float32)
-    features[order] = sorted_features
+    features[order] = np.concatenate([base, base - np.median(base, axis=0), about], axis=1)
     return features
 
 

@@ -34,9 +34,8 @@ def expert_skew(job: RanksTogether) -> Finding | None:
     for group in job.matches.groups:
         if group.fault or len(group.members) < 2:
             continue
-        use = np.flatnonzero(
-            np.isin(group.step, steps) & ~group.begins & np.array([_exchanges(name) for name in group.name], bool)
-        )
+        exchanges = np.array(["alltoall" in name.lower().replace("_", "") for name in group.name], bool)
+        use = np.flatnonzero(np.isin(group.step, steps) & ~group.begins & exchanges)
         if not len(use):
             continue
         nelems, products, computed = _of_members(job, group, use)
@@ -90,11 +89,6 @@ def expert_skew(job: RanksTogether) -> Finding | None:
         " low end: half of it; high end: as from the mean of the others, and exchanges as short as even ones",
         certainty="likely" if len(steps) > 2 else "hint",
     )
-
-
-def _exchanges(name: str) -> bool:
-    plain = name.lower().replace("_", "")
-    return "alltoall" in plain
 
 
 def _of_members(job: RanksTogether, group: GroupMatch, use: Ints) -> tuple[Ints, Ints, Ints]:

@@ -72,6 +72,8 @@ def group_rows(trace: Trace, messages: Messages, single: Mask, step_numbers: Int
         own = sent[sent_code[at]]
         unnamed = not own.ranks and own.name.startswith("stream ")
         group[at] = table.setdefault(ProcessGroup("sends and receives") if unnamed else own, len(table))
+    n_members = np.zeros(len(table), np.int64)
+    np.maximum.at(n_members, group, np.where(messages.n_ranks < MAX_MEMBERS, messages.n_ranks, 0))
     return GroupRows(
         group=group,
         kind=_kinds(trace, messages, single),
@@ -82,14 +84,8 @@ def group_rows(trace: Trace, messages: Messages, single: Mask, step_numbers: Int
         end_ns=trace.end_ns[rows] + base,
         size_bytes=messages.size_bytes,
         groups=tuple(table),
-        n_members=_largest(messages.n_ranks, group, len(table)),
+        n_members=n_members,
     )
-
-
-def _largest(values: Ints, group: Ints, n_groups: int) -> Ints:
-    out = np.zeros(n_groups, np.int64)
-    np.maximum.at(out, group, np.where(values < MAX_MEMBERS, values, 0))
-    return out
 
 
 def _kinds(trace: Trace, messages: Messages, single: Mask) -> np.ndarray:
@@ -103,11 +99,6 @@ def _kinds(trace: Trace, messages: Messages, single: Mask) -> np.ndarray:
             kind = "dispatch"
         out[at] = KINDS.index(kind or ("allreduce" if reduces[at] else "other"))
     return out
-
-
-def _joined(spans: intervals.Spans) -> intervals.Spans:
-    """Return the spans without the gaps that one call leaves to the next."""
-    return intervals.union(spans + np.array([0, MAX_GAP_NS]))
 
 
 def _forward(trace: Trace, rows: Ints, step_of: Ints, *, device: bool) -> np.ndarray:
@@ -127,7 +118,8 @@ def _forward(trace: Trace, rows: Ints, step_of: Ints, *, device: bool) -> np.nda
     inside[outside] = trace.tree.nearest(call[outside], marks) >= 0
     if not device:
         # gloo's thread takes over what the backward pass enqueues: it begins while that runs
-        inside |= intervals.owner(_joined(trace.time_of(begun)), trace.start_ns[rows]) >= 0
+        running = intervals.union(trace.time_of(begun) + np.array([0, MAX_GAP_NS]))
+        inside |= intervals.owner(running, trace.start_ns[rows]) >= 0
     # with several micro-batches, what follows the last backward pass of a step is no forward pass
     last = np.full(len(trace.steps) + 1, np.iinfo(np.int64).min)
     np.maximum.at(last, trace.steps.of_host(begun), trace.start_ns[begun])

@@ -11,6 +11,7 @@ import numpy as np
 from torchtriage.core.finding import Cost, Finding, NotChecked, Note, rank_order
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ms, format_ns, format_range, format_share, ms
+from torchtriage.core.version import __version__
 from torchtriage.diagnose.ranks.across_ranks import FINDERS, across_ranks
 from torchtriage.diagnose.ranks.job_detection import NOT_JUDGED, Job
 from torchtriage.diagnose.ranks.job_patterns import RanksTogether
@@ -69,8 +70,6 @@ def judge(
     ``unprofiled_ms`` : time of a step without the profiler, which the ranks' savings are scaled to, and then waiting as
     well.
     """
-    from torchtriage.core.version import __version__
-
     ranks = [records[at] for at in job.positions]
     numbers = job.numbers
     results = [rank.result for rank in ranks]
@@ -478,7 +477,7 @@ def _together(
     costs = [finding.cost for finding in findings if finding.cost is not None and finding.cost.high_ms > 0]
     if not costs or not step_ms:
         return None
-    gain_high = next((finding.cost.high_ms for finding in findings if finding.code == "COM036" and finding.cost), 0.0)
+    gain_high = next((finding.cost.high_ms for finding in findings if finding.code == STRAGGLER and finding.cost), 0.0)
     # every rank of a pipeline has its waiting to win
     stages_high = sum(finding.cost.high_ms for finding in findings if finding.code in PIPELINES and finding.cost)
     ceilings = []

@@ -115,15 +115,15 @@ def _joined(ranks: Sequence[RankReplay], matches: Matches, first: Ints) -> tuple
     late = origins - origin
     n_ranks = int(first[-1])
 
-    def nodes(name: str) -> Ints:
+    def all_of(name: str) -> Ints:
         return np.concatenate([getattr(graph, name) for graph in graphs])
 
     shift = np.repeat(late, [graph.n_nodes for graph in graphs])
-    begin, finish, dur = nodes("begin_ns") + shift, nodes("finish_ns") + shift, nodes("dur_ns")
+    begin, finish, dur = all_of("begin_ns") + shift, all_of("finish_ns") + shift, all_of("dur_ns")
     # a rank's root is the moment its recording begins
     dur[first[:-1]] = late
     kind = np.concatenate([graph.kind for graph in graphs])
-    row = nodes("row")
+    row = all_of("row")
 
     # where ranks meet: one node for each match, in a lane for each group
     entry, body, meeting, lane_sizes = _meetings(ranks, matches, first, kind, row)
@@ -133,22 +133,16 @@ def _joined(ranks: Sequence[RankReplay], matches: Matches, first: Ints) -> tuple
     transfer = np.maximum(finish[body] - meet_ns[meeting], 0)
     dur[body] = np.minimum(transfer, dur[body])
 
-    source = np.concatenate(
-        [*(graph.source + at for graph, at in zip(graphs, first[:-1], strict=True)), entry, meeting + n_ranks]
-    )
-    target = np.concatenate(
-        [*(graph.target + at for graph, at in zip(graphs, first[:-1], strict=True)), meeting + n_ranks, body]
-    )
-    zero = np.zeros(2 * len(meeting), np.int64)
-    lag = np.concatenate([*(graph.lag_ns for graph in graphs), zero])
-    edge_kind = np.concatenate(
-        [*(graph.edge_kind for graph in graphs), np.full(len(zero), EdgeKind.COLLECTIVE)]
-    ).astype(np.uint8)
+    n_edges = [len(graph.source) for graph in graphs]
+    moved = np.repeat(first[:-1], n_edges)
+    source = np.concatenate([all_of("source") + moved, entry, meeting + n_ranks])
+    target = np.concatenate([all_of("target") + moved, meeting + n_ranks, body])
+    lag = np.append(all_of("lag_ns"), np.zeros(2 * len(meeting), np.int64))
+    edge_kind = np.append(all_of("edge_kind"), np.full(2 * len(meeting), EdgeKind.COLLECTIVE)).astype(np.uint8)
     order = np.argsort(target, kind="stable")
     where = np.empty(len(order), np.int64)
     where[order] = np.arange(len(order))
-    counts = np.cumsum([0, *(len(graph.source) for graph in graphs)])
-    places = np.split(where[: counts[-1]], counts[1:-1])
+    places = np.split(where[: len(moved)], np.cumsum(n_edges)[:-1])
 
     def more(values: Ints, fill: Ints | int) -> Ints:
         return np.append(values, np.broadcast_to(np.asarray(fill), (n_meetings,)))
@@ -165,9 +159,9 @@ def _joined(ranks: Sequence[RankReplay], matches: Matches, first: Ints) -> tuple
         begin_ns=more(begin, meet_ns),
         finish_ns=more(finish, meet_ns),
         dur_ns=more(dur, 0),
-        gap_ns=more(nodes("gap_ns"), 0),
-        strict_gap_ns=more(nodes("strict_gap_ns"), 0),
-        extra_ns=more(nodes("extra_ns"), 0),
+        gap_ns=more(all_of("gap_ns"), 0),
+        strict_gap_ns=more(all_of("strict_gap_ns"), 0),
+        extra_ns=more(all_of("extra_ns"), 0),
         source=source[order],
         target=target[order],
         edge_kind=edge_kind[order],

@@ -70,9 +70,9 @@ class JointSavings:
         self._first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         origins = np.array([rank.origin_ns for rank in self._ranks]) + matches.offset_ns
         self._late = origins - origins.min()
-        self._waves, meet_ns = self._meetings(matches)
-        own = np.concatenate([rank.end_ns + late for rank, late in zip(self._ranks, self._late, strict=True)])
         began = np.concatenate([rank.start_ns + late for rank, late in zip(self._ranks, self._late, strict=True)])
+        self._waves, meet_ns = self._meetings(matches, began)
+        own = np.concatenate([rank.end_ns + late for rank, late in zip(self._ranks, self._late, strict=True)])
         self._transfer = np.clip(own - meet_ns, 0, own - began).astype(np.float64)
         self._recorded_end = own.astype(np.float64)
         recorded = np.array([np.diff(rank.bound_ns)[at] for rank, at in self._each()], np.float64)
@@ -114,10 +114,9 @@ class JointSavings:
     def _each(self) -> list[tuple[RankSkeleton, Ints]]:
         return list(zip(self._ranks, self._steps, strict=True))
 
-    def _meetings(self, matches: Matches) -> tuple[list[_Wave], Ints]:
+    def _meetings(self, matches: Matches, began_ns: Ints) -> tuple[list[_Wave], Ints]:
         """Return what meets, in an order in which it can be gone through, and of each place when all had come."""
         n = int(self._first[-1])
-        start = np.concatenate([rank.start_ns + late for rank, late in zip(self._ranks, self._late, strict=True)])
         rank_of = np.repeat(np.arange(len(self._ranks)), np.diff(self._first))
         place = np.full(len(matches.rank), -1, np.int64)
         for position, rank in enumerate(self._ranks):
@@ -135,7 +134,7 @@ class JointSavings:
         _, meeting = np.unique(meeting, return_inverse=True)
         meeting = meeting.reshape(-1)
         meet_ns = np.full(int(meeting.max()) + 1, np.iinfo(np.int64).min)
-        np.maximum.at(meet_ns, meeting, start)
+        np.maximum.at(meet_ns, meeting, began_ns)
         # a meeting comes one wave after the last of those that its members have been to
         by_meeting = np.argsort(meeting, kind="stable")
         bounds = np.searchsorted(meeting[by_meeting], np.arange(len(meet_ns) + 1))

@@ -85,18 +85,16 @@ def _merged(
     step_ms: float,
     joint: JointSavings | None,
 ) -> Finding:
-    found = [(position, results[position].findings[place]) for position, place in places]
+    of_rank: dict[int, list[int]] = {}
+    for at, place in places:
+        of_rank.setdefault(at, []).append(place)
+    by_rank = {at: [results[at].findings[place] for place in mine] for at, mine in of_rank.items()}
+    found = [(at, finding) for at, mine in by_rank.items() for finding in mine]
     # the costliest of the ranks stands for all; the first of equals, so that runs repeat
     position, chosen = max(found, key=lambda item: (_middle(item[1].cost), -item[0]))
-    by_rank: dict[int, list[Finding]] = {}
-    for at, finding in found:
-        by_rank.setdefault(at, []).append(finding)
     middles = [sum(_middle(item.cost) for item in mine) for mine in by_rank.values()]
     cost = _job_cost(by_rank, chosen, wait_ms, step_ms)
     if joint is not None and cost is not None and cost.high_ms > 0 and chosen.family != "comm":
-        of_rank: dict[int, list[int]] = {}
-        for at, place in places:
-            of_rank.setdefault(at, []).append(place)
         cost = finding_cost(joint, results, of_rank, cost, step_ms) or cost
     spread = RankSpread(
         n_with=len(by_rank),

@@ -127,7 +127,9 @@ def _tried(url: str, ask: Callable[[], Found]) -> Found:
             if isinstance(error, TriageError):
                 raise
             if wait_s is None or isinstance(error, _LASTING):
-                raise _unreachable(url, error, wait_s is None) from error
+                tries = f", {len(WAITS_S) + 1} times" if wait_s is None else ""
+                text = f"cannot be read{tries}: {type(error).__name__}: {error}"
+                raise TraceFormatError(text, where=url) from error
             time.sleep(wait_s * random.uniform(1.0, 1.5))
     raise AssertionError
 
@@ -151,8 +153,3 @@ def _store(url: str) -> tuple[Any, str]:
             hint="install that package beside torchtriage[cluster]",
         ) from error
     return store, str(path)
-
-
-def _unreachable(url: str, error: Exception, often: bool) -> TraceFormatError:
-    tries = f", {len(WAITS_S) + 1} times" if often else ""
-    return TraceFormatError(f"cannot be read{tries}: {type(error).__name__}: {error}", where=url)

@@ -175,10 +175,10 @@ def _pipeline(
         n_sends += sum(int((rank.messages.send & (rank.messages.step == number)).sum()) for rank in made)
         n_matched += _matched(made, number, [numbers[position] for position in members], rank_of)
     if not steps:
-        if (uneven and labelled) or _one_way(made):
-            who = ", ".join(str(rank) for rank, _ in uneven.most_common(4))
-            return f"different numbers of sends and receives (rank{'s' * (len(uneven) > 1)} {who})" if who else ""
-        return ""
+        if not uneven or not (labelled or _one_way(made)):
+            return ""
+        who = ", ".join(str(rank) for rank, _ in uneven.most_common(4))
+        return f"different numbers of sends and receives (rank{'s' * (len(uneven) > 1)} {who})"
     acausal = float(np.mean([share for step in steps for share in _acausal(step, rank_of)]))
     if acausal > MAX_ACAUSAL:
         return "its passes do not follow each other: its sends are not matched, or clocks differ" if labelled else ""

@@ -284,8 +284,11 @@ def _run_chunk(chunk: _Chunk, table: Ints, lag: Ints) -> None:
 
 def schedule(graph: Graph) -> Schedule:
     """Return an order to run a graph in."""
-    runs, cut = _native_runs(graph), np.empty(0, np.int64)
-    if runs is None:
+    runs, cut, library = None, np.empty(0, np.int64), find_engine().library
+    if library is not None:
+        edge_first = np.searchsorted(graph.target, np.arange(graph.n_nodes + 1))
+        runs = find_runs(library, graph.lane_first, edge_first, graph.source)
+    if runs is None:  # or edges close a circle
         listed, cut = _runs(graph)
         runs = np.array(listed, np.int64).reshape(-1, 3)
     lane, begin, stop = runs.T
@@ -388,15 +391,6 @@ def _chunk_runs(order: Schedule, first: Ints, before: Ints, shift: int, edge_shi
             if plain[index]:
                 heads = None
         yield _Run(places[index], places[index + 1], row, bounds[index], bounds[index + 1], what, heads, found, counts)
-
-
-def _native_runs(graph: Graph) -> Ints | None:
-    """Return int64[runs, 3], what :func:`_runs` does; None without the library, and where edges close a circle."""
-    library = find_engine().library
-    if library is None:
-        return None
-    edge_first = np.searchsorted(graph.target, np.arange(graph.n_nodes + 1))
-    return find_runs(library, graph.lane_first, edge_first, graph.source)
 
 
 def _runs(graph: Graph) -> tuple[list[tuple[int, int, int]], Ints]:

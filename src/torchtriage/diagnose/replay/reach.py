@@ -86,7 +86,30 @@ class Reach:
     def covered(self, lane: int, spans: intervals.Spans) -> tuple[slice, Ints]:
         """Return which nodes of a lane the spans touch, counted from its first, and how many ns of each they cover."""
         a, b = self.host_lanes[lane]
-        return _covered(self._graph.finish_ns[a:b], self._graph.begin_ns[a:b], spans)
+        finish, begin = self._graph.finish_ns[a:b], self._graph.begin_ns[a:b]
+        nothing = slice(0, 0), np.empty(0, np.int64)
+        if not len(spans):
+            return nothing
+        first = np.searchsorted(finish, spans[:, 0], side="right")
+        last = np.searchsorted(finish, spans[:, 1], side="left")
+        inside = (first < len(finish)) & (spans[:, 1] > begin[0])
+        first, last, spans = first[inside], np.minimum(last[inside], len(finish) - 1), spans[inside]
+        if not len(spans):
+            return nothing
+        low, high = int(first[0]), int(last[-1]) + 1
+        out = np.zeros(high - low, np.int64)
+        same = first == last
+        head = first - low
+        start = np.maximum(spans[:, 0], begin[first])
+        end = np.minimum(spans[:, 1], finish[last])
+        np.add.at(out, head, np.where(same, end - start, finish[first] - start))
+        np.add.at(out, last - low, np.where(same, 0, end - begin[last]))
+        change = np.zeros(high - low + 1, np.int64)
+        np.add.at(change, (head + 1)[~same], 1)
+        np.add.at(change, (last - low)[~same], -1)
+        whole = np.cumsum(change)[:-1] > 0
+        out[whole] += (finish - begin)[low:high][whole]
+        return slice(low, high), out
 
     def edges_into_waits(self, rows: Ints) -> Ints:
         """Return the edges into calls that wait; a copy and the sync behind it stand for each other."""
@@ -150,30 +173,3 @@ class Reach:
             nodes = nodes[np.argsort(self._graph.row[nodes], kind="stable")]
             out[kind] = np.append(self._graph.row[nodes], -1), np.append(nodes, -1)
         return out
-
-
-def _covered(finish: Ints, begin: Ints, spans: intervals.Spans) -> tuple[slice, Ints]:
-    """Return which nodes of a lane the spans touch, and how many ns of each they cover."""
-    nothing = slice(0, 0), np.empty(0, np.int64)
-    if not len(spans):
-        return nothing
-    first = np.searchsorted(finish, spans[:, 0], side="right")
-    last = np.searchsorted(finish, spans[:, 1], side="left")
-    inside = (first < len(finish)) & (spans[:, 1] > begin[0])
-    first, last, spans = first[inside], np.minimum(last[inside], len(finish) - 1), spans[inside]
-    if not len(spans):
-        return nothing
-    low, high = int(first[0]), int(last[-1]) + 1
-    out = np.zeros(high - low, np.int64)
-    same = first == last
-    head = first - low
-    start = np.maximum(spans[:, 0], begin[first])
-    end = np.minimum(spans[:, 1], finish[last])
-    np.add.at(out, head, np.where(same, end - start, finish[first] - start))
-    np.add.at(out, last - low, np.where(same, 0, end - begin[last]))
-    change = np.zeros(high - low + 1, np.int64)
-    np.add.at(change, (head + 1)[~same], 1)
-    np.add.at(change, (last - low)[~same], -1)
-    whole = np.cumsum(change)[:-1] > 0
-    out[whole] += (finish - begin)[low:high][whole]
-    return slice(low, high), out

@@ -77,7 +77,8 @@ def device_columns(trace: Trace, windows: Windows) -> Columns:
     columns = {name: np.zeros(windows.count) for name in DEVICE}
     if not trace.works.any():
         return columns
-    rows = trace.devices[0].rows
+    device = trace.devices[0]
+    rows = device.rows
     codes = families_of(trace, trace.works, WORK_FAMILIES)[trace.name[rows]]
     pieces = windows.cut(trace.start_ns[rows], trace.end_ns[rows])
     time = windows.sums(pieces.window, codes[pieces.at], len(WORK), pieces.inside_ns)
@@ -88,7 +89,7 @@ def device_columns(trace: Trace, windows: Windows) -> Columns:
         """Return how much of the device's work is of the chosen rows."""
         return ratio(windows.total(pieces.window, pieces.inside_ns * chosen[pieces.at]), total)
 
-    busy = trace.devices[0].busy
+    busy = device.busy
     at, window = pieces.at[pieces.begins], pieces.window[pieces.begins]
     columns |= _works(trace, windows, rows, at, window) | _queue(trace, windows, rows, at, window)
     kernels = trace.kind[rows] == Kind.KERNEL
@@ -96,12 +97,15 @@ def device_columns(trace: Trace, windows: Windows) -> Columns:
     columns |= {
         "device busy": windows.share(busy),
         "device longest idle": windows.longest(busy),
+        "device exposed copies": windows.share(device.copy_only),
+        "device communication": windows.share(device.communication),
+        "device exposed communication": windows.share(device.comm_only),
         "device short kernel time": of_time(kernels & short),
         "device long kernel time": of_time(kernels & long),
         "device few blocks": of_time(kernels & _few_blocks(trace, rows)),
         "device pageable time": of_time(trace.matching("Pageable")[rows]),
     }
-    columns |= _calls(trace, windows) | _exposed(trace, windows) | _idle(trace, windows, busy)
+    columns |= _calls(trace, windows) | _idle(trace, windows, busy)
     product = np.isin(codes, [WORK.index("matmul"), WORK.index("convolution")])
     half, tf32 = trace.matching(NOT_FP32_KERNEL)[rows], trace.matching(TF32_KERNEL)[rows]
     columns |= {
@@ -194,15 +198,6 @@ def _calls(trace: Trace, windows: Windows) -> Columns:
         "device blocking calls": windows.share(trace.time_of(blocking)),
         "device sync calls per ms": per_ms(trace.matching(SYNC_CALL)[calls]),
         "device allocator calls per ms": per_ms((take | give)[calls]),
-    }
-
-
-def _exposed(trace: Trace, windows: Windows) -> Columns:
-    device = trace.devices[0]
-    return {
-        "device exposed copies": windows.share(device.copy_only),
-        "device communication": windows.share(device.communication),
-        "device exposed communication": windows.share(device.comm_only),
     }
 
 

@@ -102,10 +102,8 @@ def without_straggler(findings: Sequence[Finding], found: Sequence[Finding], ran
         for finding in found
         if finding.cost is not None and (finding.ranks is None or rank in finding.ranks.ranks)
     ]
-    if not taking:
-        return [*findings, *found]
     late = next((finding for finding in findings if finding.code == STRAGGLER), None)
-    if late is None:
+    if late is None or not taking:
         return [*findings, *found]
     first = max(taking, key=lambda finding: finding.cost.high_ms if finding.cost else 0.0)
     also = tuple(dict.fromkeys((*first.also_explains, STRAGGLER, *late.also_explains)))

@@ -8,6 +8,7 @@ faster waits for the others, and one that everybody waits for makes all of them 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,7 +127,7 @@ def _joined(ranks: Sequence[RankReplay], matches: Matches, first: Ints) -> tuple
     row = all_of("row")
 
     # where ranks meet: one node for each match, in a lane for each group
-    entry, body, meeting, lane_sizes = _meetings(ranks, matches, first, kind, row)
+    entry, body, meeting, lane_sizes = _meetings(matches, first, kind, row)
     n_meetings = int(sum(lane_sizes))
     meet_ns = np.full(n_meetings, np.iinfo(np.int64).min)
     np.maximum.at(meet_ns, meeting, finish[entry])
@@ -174,9 +175,7 @@ def _joined(ranks: Sequence[RankReplay], matches: Matches, first: Ints) -> tuple
     return graph, places
 
 
-def _meetings(
-    ranks: Sequence[RankReplay], matches: Matches, first: Ints, kind: NDArray[np.uint8], row: Ints
-) -> tuple[Ints, Ints, Ints, list[int]]:
+def _meetings(matches: Matches, first: Ints, kind: NDArray[np.uint8], row: Ints) -> tuple[Ints, Ints, Ints, list[int]]:
     """Return for each matched collective its two nodes and its meeting, and the lanes' sizes.
 
     Groups that cannot be judged do not meet, nor do collectives without nodes (of the host).
@@ -184,23 +183,15 @@ def _meetings(
     entry, body, meeting, sizes = [], [], [], []
     n_before = n_meetings = 0
     node_of = []
-    for at in range(len(ranks)):
-        mine = slice(int(first[at]), int(first[at + 1]))
-        table = np.full(int(row[mine].max(initial=-1)) + 2, -1, np.int64)
-        enters = np.flatnonzero(kind[mine] == NodeKind.ENTER)
-        table[row[mine][enters]] = enters + mine.start
-        node_of.append(table)
+    for begin, end in pairwise(first.tolist()):
+        enters = begin + np.flatnonzero(kind[begin:end] == NodeKind.ENTER)
+        node_of.append(dict(zip(row[enters].tolist(), enters.tolist(), strict=True)))
     for group in matches.groups:
         use = (matches.match_id >= n_before) & (matches.match_id < n_before + len(group))
         if not group.fault:
             position, rows = matches.rank[use], matches.row[use]
-            node = np.array(
-                [
-                    node_of[rank][r] if r < len(node_of[rank]) else -1
-                    for rank, r in zip(position.tolist(), rows.tolist(), strict=True)
-                ],
-                np.int64,
-            )
+            pairs = zip(position.tolist(), rows.tolist(), strict=True)
+            node = np.array([node_of[rank].get(item, -1) for rank, item in pairs], np.int64)
             number = matches.match_id[use] - n_before
             # a lane runs in order: matches are sorted by the first rank, meetings by the last
             rank_of_match = np.argsort(np.argsort(group.start_ns.max(axis=1), kind="stable"))

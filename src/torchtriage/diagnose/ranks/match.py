@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,9 +180,7 @@ def _match_group(
         pairs = [pair[mask] for pair, mask in zip(pairs, masks, strict=True)]
         places = [at[mask] for at, mask in zip(places, masks, strict=True)]
     packed = [pair[:, 0] * (1 << 32) + pair[:, 1] for pair in pairs]
-    common = packed[0]
-    for other in packed[1:]:
-        common = np.intersect1d(common, other)
+    common = reduce(np.intersect1d, packed)
     index = np.empty((len(common), len(members)), np.int64)
     for column, (key, at) in enumerate(zip(packed, places, strict=True)):
         order = np.argsort(key, kind="stable")

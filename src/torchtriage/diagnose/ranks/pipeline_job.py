@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 
@@ -115,12 +116,9 @@ def job_pipelines(
     if not any(len(rank.pipeline) for rank in ranks):
         return JobPipelines((), (), tuple(ranks), complete)
     steady = [rank.steps.number[rank.steps.steady] for rank in ranks if len(rank.pipeline)]
-    common = steady[0]
-    for some in steady[1:]:
-        common = np.intersect1d(common, some)
     bubbles, unjudged = [], []
     # one after the other: the passes of all are many
-    for found in find_pipelines(ranks, numbers, matches, common, world_size):
+    for found in find_pipelines(ranks, numbers, matches, reduce(np.intersect1d, steady), world_size):
         if isinstance(found, Pipeline):
             bubbles.append(measure(found, ranks, matches.offset_ns))
         else:

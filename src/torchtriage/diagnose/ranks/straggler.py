@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 import numpy as np
@@ -107,9 +108,7 @@ class Straggler:
 
 def waiting(ranks: Sequence[RankRecord], matches: Matches) -> Waiting:
     """Return the waits of every rank in every step that all of them recorded."""
-    step = ranks[0].steps.number
-    for rank in ranks[1:]:
-        step = np.intersect1d(step, rank.steps.number)
+    step = reduce(np.intersect1d, [rank.steps.number for rank in ranks])
     places = [np.searchsorted(rank.steps.number, step) for rank in ranks]
     steady = np.ones(len(step), bool)
     wall = np.empty((len(ranks), len(step)), np.int64)

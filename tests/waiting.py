@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -14,3 +15,11 @@ def wait_for(condition: Callable[[], Any], limit_s: float = 60.0) -> Any:
         assert time.monotonic() < end_s, f"it did not come in {limit_s:g} s"
         time.sleep(0.005)
     return found
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs: one that ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ pytest.importorskip("mcp_types", reason="the MCP SDK is not installed: pip insta
 import anyio
 from agents.asking import Agent, numbers
 from agents.made_traces import HOSTILE, UNSEEN, syncing
+from tests.waiting import alive, wait_for
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -88,17 +88,10 @@ def use(root: Path, function: Callable[[Any], Awaitable[Any]], *words: str, mode
     return anyio.run(main)
 
 
-def alive(root: Path) -> list[int]:
+def left(root: Path) -> list[int]:
     """Return which processes of the stubborn program are there."""
     pids = [int(word) for word in (root / "pids").read_text().split()]
-    return [pid for pid in pids if Path(f"/proc/{pid}/stat").exists() and state(pid) != "Z"]
-
-
-def state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
+    return [pid for pid in pids if alive(pid)]
 
 
 async def begun(root: Path) -> None:
@@ -107,14 +100,9 @@ async def begun(root: Path) -> None:
             await anyio.sleep(0.05)
 
 
-def gone(root: Path, seconds: float = 10) -> bool:
-    """Return whether the program, its children and all temporary files are gone within some seconds."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not alive(root) and not list((root.parent / "tmp").iterdir()):
-            return True
-        time.sleep(0.05)
-    return False
+def wait_until_gone(root: Path, limit_s: float = 10) -> None:
+    """Wait until the program, its children and all temporary files are gone."""
+    wait_for(lambda: not left(root) and not list((root.parent / "tmp").iterdir()), limit_s)
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
@@ -185,11 +173,11 @@ def test_a_cancelled_program_is_gone_with_all_it_started_and_wrote(root: Path, t
 
             tasks.start_soon(call)
             await begun(root)
-            assert len(alive(root)) == 2
+            assert len(left(root)) == 2
             tasks.cancel_scope.cancel()
         text, failed = await agent.call(client, "doctor", path="slow.json")
         assert not failed, text
-        assert gone(root)
+        wait_until_gone(root)
 
     use(root, main, "--allow-run", mode=mode)
     assert agent.told
@@ -205,7 +193,7 @@ def test_a_program_that_takes_too_long_is_ended(root: Path) -> None:
     text, failed = use(root, main, "--allow-run")
     assert failed
     assert "was ended after 4 s" in json.loads(text)["untrusted"]["message"]
-    assert gone(root)
+    wait_until_gone(root)
 
 
 @needs_proc
@@ -231,13 +219,13 @@ def test_a_server_that_ends_leaves_no_program(root: Path, how: str) -> None:
         process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
         process.stdin.flush()
     anyio.run(begun, root)
-    assert len(alive(root)) == 2
+    assert len(left(root)) == 2
     if how == "hang up":
         process.stdin.close()
     else:
         process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=15) == (0 if how == "hang up" else 128 + signal.SIGTERM)
-    assert gone(root, 2)
+    wait_until_gone(root, 2)
     for stream in (process.stdin, process.stdout):
         assert stream is not None
         stream.close()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_for
 
 from torchtriage.compile.xla.forks import ForkServer
 from torchtriage.compile.xla.python_env import fork_server, session
@@ -33,16 +32,6 @@ def forked(forks: ForkServer, folder: Path, **environment: str) -> SessionClient
     return session(sys.executable, folder, environment, None, forks)
 
 
-def gone(pid: int) -> bool:
-    for _ in range(200):
-        with suppress(ProcessLookupError):
-            os.kill(pid, 0)
-            time.sleep(0.05)
-            continue
-        return True
-    return False
-
-
 def test_sessions_live_at_once_and_have_their_own_environment(forks: ForkServer, tmp_path: Path) -> None:
     for name, size in (("a.txt", 3), ("b.txt", 5), ("none.0", 0)):
         (tmp_path / name).write_bytes(b"x" * size)
@@ -57,7 +46,7 @@ def test_sessions_live_at_once_and_have_their_own_environment(forks: ForkServer,
         assert one.process.pid != other.process.pid
     assert (tmp_path / "log.txt").read_text() == "imported\n"  # once for all of them
     assert (tmp_path / "a" / "log.txt").read_text() == ""
-    assert gone(one.process.pid)
+    wait_for(lambda: not Path(f"/proc/{one.process.pid}").exists(), 10)
 
 
 def test_a_crash_says_the_signal_and_another_session_goes_on(forks: ForkServer, tmp_path: Path) -> None:
@@ -83,7 +72,7 @@ def test_sessions_end_with_their_server(forks: ForkServer, tmp_path: Path) -> No
     with forked(forks, tmp_path / "a") as one:
         one.ask("warm_up", 30, seconds=0.0)
         forks.process.kill()
-        assert gone(one.process.pid)
+        wait_for(lambda: not Path(f"/proc/{one.process.pid}").exists(), 10)
         with pytest.raises(SessionError, match="ended by SIGKILL"):
             one.ask("warm_up", 30, seconds=0.0)
 

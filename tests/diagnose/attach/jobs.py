@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.ports import free_port
+from tests.waiting import wait_for
 
 SAMPLED = """
 import sys, time, torch, torchtriage as tt
@@ -66,20 +66,13 @@ while True:
 """
 
 
-def wait_until(what: object, *, within_s: float = 90.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not what():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "the program of the test does not come up"
-        time.sleep(0.05)
-
-
 @contextmanager
 def sampled(folder: Path, *, ranks: int = 1, stops_at: int = -1) -> Iterator[subprocess.Popen[bytes]]:
     """Start a launcher whose children have a sampler; yield it once all of them step."""
     start = f'for r in $(seq 0 {ranks - 1}); do RANK=$r WORLD_SIZE={ranks} "$0" -c "$1" $2 $3$r $4 & done; wait'
     words = ["sh", "-c", start, sys.executable, SAMPLED, str(folder / "samples"), str(folder / "up"), str(stops_at)]
     with _launched(words) as launcher:
-        wait_until(lambda: len(list(folder.glob("up*"))) == ranks)
+        wait_for(lambda: len(list(folder.glob("up*"))) == ranks, 90)
         yield launcher
 
 
@@ -92,7 +85,7 @@ def trained(folder: Path, *, stops_at: int = -1) -> Iterator[subprocess.Popen[by
     words = ["sh", "-c", start, sys.executable, str(folder / "train.py"), str(folder / "samples"), str(folder / "up")]
     words.append(str(stops_at))
     with _launched(words, TORCH_FR_BUFFER_SIZE="200", **env) as launcher:
-        wait_until(lambda: len(list(folder.glob("up*"))) == 2)
+        wait_for(lambda: len(list(folder.glob("up*"))) == 2, 90)
         yield launcher
 
 
@@ -105,7 +98,7 @@ def debugged(folder: Path, *, stops_at: int = -1, fetch_s: float = 60.0) -> Iter
     arguments = [str(port), str(folder / "up"), str(stops_at), str(fetch_s)]
     words = ["sh", "-c", start, sys.executable, DEBUGGED, *arguments]
     with _launched(words, TORCH_FR_BUFFER_SIZE="200", **env):
-        wait_until(lambda: len(list(folder.glob("up*"))) == 2)
+        wait_for(lambda: len(list(folder.glob("up*"))) == 2, 90)
         yield port
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from diagnose.attach.fake_dynolog import FakeDynolog
 from diagnose.attach.fake_servers import raw_server, trace_json
-from diagnose.attach.jobs import wait_until
+from tests.waiting import wait_for
 
 import torchtriage as tt
 from torchtriage.core.errors import TriageError, UsageError
@@ -54,7 +54,7 @@ def test_kineto_records_what_was_asked_for(fake: FakeDynolog, folder: Path, tmp_
     env = {**os.environ, "KINETO_USE_DAEMON": "1", "KINETO_IPC_SOCKET_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen([sys.executable, "-c", PROGRAM], env=env, stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: child.pid in fake.registered)
+        wait_for(lambda: child.pid in fake.registered, 90)
         time.sleep(1)
         (path,) = attach(f"dynolog://127.0.0.1:{fake.port}", Wish(folder=tmp_path, timeout_s=40, **wish)).files
     finally:

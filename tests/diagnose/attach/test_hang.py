@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from diagnose.attach.nccl_dumps import dump, entry
 from report import forms
+from tests.waiting import wait_for
 
 from torchtriage.cli.main import cli
 from torchtriage.core.errors import TriageError
@@ -119,9 +119,7 @@ def test_workers_of_a_rank_are_no_ranks(tmp_path: Path):
     start = 'for r in 0 1; do RANK=$r "$0" -c "$1" & done; wait'
     launcher = subprocess.Popen(["sh", "-c", start, sys.executable, rank], start_new_session=True)
     try:
-        deadline = time.monotonic() + 20
-        while len(list(_tree(launcher.pid))) < 5 and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_for(lambda: len(list(_tree(launcher.pid))) >= 5)
         found = ranks_of(launcher.pid)
         assert sorted(process.name for process in found) == ["rank 0", "rank 1"]
         # a rank itself may be named, too

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.measure.gate.repositories import git
+from tests.waiting import alive, wait_for
 
 from torchtriage.core.errors import BenchmarkError, SampleError, UsageError
 from torchtriage.core.samples import Machine
@@ -141,23 +142,6 @@ def test_nan_from_a_process_is_no_sample(tmp_path: Path) -> None:
         assembled(run_sessions(program, 1, warm_up=0), program)
 
 
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def wait_for(condition: object, seconds: float = 60.0) -> bool:
-    end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s:
-        if condition():  # type: ignore[operator]
-            return True
-        time.sleep(0.02)
-    return False
-
-
 HANGING = (
     "import pathlib, subprocess, sys, time\n"
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
@@ -170,7 +154,7 @@ def test_a_process_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> No
     with pytest.raises(BenchmarkError, match=r"ran longer than 0\.7 s and was ended: epoch 1"):
         run_once(python(HANGING + "print('epoch 1', flush=True)\ntime.sleep(60)", tmp_path, timeout_s=0.7))
     assert time.monotonic() - begun_s < 10
-    assert wait_for(lambda: not alive(int((tmp_path / "pid").read_text())))
+    wait_for(lambda: not alive(int((tmp_path / "pid").read_text())))
 
 
 def test_a_process_that_will_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +168,7 @@ def test_a_process_that_will_not_end_is_killed(tmp_path: Path, monkeypatch: pyte
 
 def test_what_a_process_leaves_behind_is_ended(tmp_path: Path) -> None:
     run_once(python(HANGING, tmp_path, timeout_s=30))
-    assert wait_for(lambda: not alive(int((tmp_path / "pid").read_text())))
+    wait_for(lambda: not alive(int((tmp_path / "pid").read_text())))
 
 
 OURS = """
@@ -205,10 +189,10 @@ def test_ended_ourselves_we_leave_nothing_running(tmp_path: Path, number: int) -
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stderr=subprocess.DEVNULL
     )
     pid = tmp_path / "pid"
-    assert wait_for(lambda: pid.exists() and pid.read_text())
+    wait_for(lambda: pid.exists() and pid.read_text())
     ours.send_signal(number)
     assert ours.wait(timeout=60) != 0
-    assert wait_for(lambda: not alive(int(pid.read_text())))
+    wait_for(lambda: not alive(int(pid.read_text())))
 
 
 def test_programs_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

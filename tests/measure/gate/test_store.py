@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_for
 
 from torchtriage.core.database import Schema, open_postgres
 from torchtriage.core.errors import MissingExtraError, SampleError, StoreError, UsageError
@@ -173,10 +174,7 @@ def test_two_that_make_the_tables_at_once_wait_for_each_other(postgres: Callable
     with first.transaction():
         second.start()
         waiting = "SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        end_s = time.monotonic() + 60
-        while not watch.rows(waiting, [])[0][0]:
-            assert time.monotonic() < end_s, "the second does not wait"
-            time.sleep(0.02)
+        wait_for(lambda: watch.rows(waiting, [])[0][0])
         SCHEMA.migrate(first)
     second.join(timeout=30)
     assert failed == []

@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from tests.waiting import wait_for
 
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.operate.ladder import Ladder, LadderEntry, LocalStore, Mode, Policy, Shared, answers_agree
@@ -278,8 +279,7 @@ def test_calls_that_hung_count_no_more_once_they_ended(clock: Clock) -> None:
         assert ladder() == "lite"
     assert ladder.status().n_given_up == 4
     go_on.set()
-    while ladder.status().n_given_up:
-        time.sleep(0.001)
+    wait_for(lambda: not ladder.status().n_given_up)
     assert ladder() is True
 
 
@@ -366,9 +366,7 @@ def test_a_look_that_fails_ends_no_watch(model: Model) -> None:
     ladder = Ladder("m", model.modes(), store=Odd(), dry_run=False)
     ladder.raise_alarm("slow")
     ladder.start(0.001)
-    end = time.monotonic() + 60
-    while ladder.status().level == 0 and time.monotonic() < end:
-        time.sleep(0.001)
+    wait_for(lambda: ladder.status().level)
     ladder.close()
     assert kinds(ladder)[:2] == ["failed", "switch"]
 

@@ -25,15 +25,15 @@ from torchtriage.diagnose.replay.reduce import reduce_graph
 from torchtriage.diagnose.verdict.verdict import diagnose_with_fixes
 
 
-def shrunk(builder: TraceBuilder, name: str, factor: float) -> tuple[RankSkeleton, RankReplay]:
-    """Return a rank with one fix, kernels of a name take a part of their time, in both replays."""
+def shrunk(builder: TraceBuilder) -> tuple[RankSkeleton, RankReplay]:
+    """Return a rank with one fix, its backward kernels take half of their time, in both replays."""
     trace = builder.build()
     result, fixes = diagnose_with_fixes(trace)
     bare = rank_skeleton(trace, result, fixes)
     assert bare is not None
     assert not bare.reason
-    rows = np.flatnonzero(trace.works & (trace.name == trace.names.index(name)))
-    edits = (Edit("shrink", rows, factor),)
+    rows = np.flatnonzero(trace.works & (trace.name == trace.names.index("backward")))
+    edits = (Edit("shrink", rows, 0.5),)
     replayed = model(trace)
     scenario = replayed.scenario(edits)
     body = np.array([np.flatnonzero((replayed.graph.row == row) & (replayed.graph.kind == 5))[0] for row in bare.row])
@@ -51,11 +51,17 @@ def matched(builders: list[TraceBuilder]) -> tuple[list[RankRecord], Matches, li
     return ranks, matches, [np.searchsorted(rank.steps.number, waits.step[waits.steady]) for rank in ranks]
 
 
+def joint_savings(backward_us: tuple[float, ...], **more: float) -> JointSavings:
+    builders = device_bound(backward_us)
+    _, matches, steps = matched(builders)
+    return JointSavings([shrunk(one)[0] for one in builders], matches, steps, n_point_to_point=0, **more)
+
+
 @pytest.mark.parametrize("fixed", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)])
 def test_reduced_ranks_save_what_whole_ones_save(fixed):
     builders = device_bound((3000.0, 4000.0, 5000.0))
     _, matches, steps = matched(builders)
-    both = [shrunk(builder, "backward", 0.5) for builder in builders]
+    both = [shrunk(builder) for builder in builders]
     joint = JointSavings([one for one, _ in both], matches, steps, n_point_to_point=0)
     whole = JobReplay([one for _, one in both], matches, steps)
     assert not joint.reason
@@ -66,11 +72,7 @@ def test_reduced_ranks_save_what_whole_ones_save(fixed):
 
 
 def test_fixing_the_last_rank_saves_up_to_the_second_to_last():
-    builders = device_bound((3000.0, 4000.0, 5000.0))
-    _, matches, steps = matched(builders)
-    joint = JointSavings(
-        [shrunk(builder, "backward", 0.5)[0] for builder in builders], matches, steps, n_point_to_point=0
-    )
+    joint = joint_savings((3000.0, 4000.0, 5000.0))
     (last,) = joint.savings_ns({2: [(0, (1.0,))]}, 1)
     assert last == pytest.approx(1_000_000, abs=20_000)
     (first,) = joint.savings_ns({0: [(0, (1.0,))]}, 1)
@@ -81,11 +83,7 @@ def test_fixing_the_last_rank_saves_up_to_the_second_to_last():
 
 
 def test_half_a_fix_comes_half_as_much_earlier():
-    builders = device_bound((1000.0, 5000.0))
-    _, matches, steps = matched(builders)
-    joint = JointSavings(
-        [shrunk(builder, "backward", 0.5)[0] for builder in builders], matches, steps, n_point_to_point=0
-    )
+    joint = joint_savings((1000.0, 5000.0))
     none, half, whole = joint.savings_ns({1: [(0, (0.0, 0.5, 1.0))]}, 3)
     assert none == pytest.approx(0, abs=10)
     assert half == pytest.approx(1_250_000, abs=20_000)
@@ -93,23 +91,16 @@ def test_half_a_fix_comes_half_as_much_earlier():
 
 
 def test_nobody_waits_for_a_late_rank():
-    builders = device_bound((3000.0, 4000.0, 5000.0))
-    _, matches, steps = matched(builders)
-    joint = JointSavings(
-        [shrunk(builder, "backward", 0.5)[0] for builder in builders], matches, steps, n_point_to_point=0
-    )
+    joint = joint_savings((3000.0, 4000.0, 5000.0))
     assert joint.without_waiting_for(2)[1:] == pytest.approx(1_000_000, abs=20_000)
     assert joint.without_waiting_for(0) == pytest.approx(0, abs=1_000)
 
 
 def test_waiting_that_does_not_come_back_is_not_replayed():
-    builders = device_bound((1000.0, 5000.0))
-    _, matches, steps = matched(builders)
-    ranks = [shrunk(builder, "backward", 0.5)[0] for builder in builders]
     # the first rank waits 4 ms a step for the second, 2 ms in the mean
-    assert not JointSavings(ranks, matches, steps, n_point_to_point=0, wait_ns=2e6).reason
+    assert not joint_savings((1000.0, 5000.0), wait_ns=2e6).reason
     # twice as much as there is to get back: it waited elsewhere
-    assert "alone" in JointSavings(ranks, matches, steps, n_point_to_point=0, wait_ns=5e6).reason
+    assert "alone" in joint_savings((1000.0, 5000.0), wait_ns=5e6).reason
 
 
 def with_skeletons(builders: list[TraceBuilder]) -> JobResult:
@@ -142,7 +133,7 @@ def test_without_skeletons_the_bound_stays():
 def test_ranks_that_send_to_each_other_are_not_replayed():
     builders = device_bound((3000.0, 4000.0))
     _, matches, steps = matched(builders)
-    ranks = [shrunk(builder, "backward", 0.5)[0] for builder in builders]
+    ranks = [shrunk(builder)[0] for builder in builders]
     assert "send" in JointSavings(ranks, matches, steps, n_point_to_point=2).reason
     assert "host" in JointSavings([*ranks[:1], None], matches, steps, n_point_to_point=0).reason
 
@@ -152,7 +143,7 @@ def test_a_thousand_ranks_take_seconds():
     n_ranks = 1000
     builders = device_bound((3000.0, 5000.0))
     ranks, matches, steps = matched(builders)
-    fast, slow = (shrunk(builder, "backward", 0.5)[0] for builder in builders)
+    fast, slow = (shrunk(builder)[0] for builder in builders)
     group = matches.groups[0]
     n = len(group)
     many = replace(

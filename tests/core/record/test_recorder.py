@@ -495,9 +495,7 @@ def work():
 
 @pytest.mark.torch
 def test_a_forked_child_records_nothing_and_the_parent_goes_on(tmp_path: Path) -> None:
-    code = (
-        SCRIPT
-        + """
+    code = """
 for _ in range(3): work()
 pid = os.fork()
 if pid == 0:
@@ -508,8 +506,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 for _ in range(20): work()
 assert one.done
 """
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", SCRIPT + code, str(tmp_path)], check=True, capture_output=True)
     facts = read(tmp_path)
     assert facts["ended"] == "complete"
     assert facts["light"]["steps"] == 4
@@ -518,9 +515,7 @@ assert one.done
 @pytest.mark.torch
 @pytest.mark.parametrize("n_steps", [3, 20])  # in the middle of a recording, and after it
 def test_a_forked_child_ends_as_it_wants(n_steps: int, tmp_path: Path) -> None:
-    code = (
-        SCRIPT
-        + f"""
+    code = f"""
 for _ in range({n_steps}): work()
 pid = os.fork()
 if pid == 0:
@@ -529,24 +524,20 @@ if pid == 0:
     sys.exit(5)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SCRIPT + code, str(tmp_path)], capture_output=True, timeout=60)
     assert (done.returncode, done.stdout) == (5, b"child")
 
 
 @pytest.mark.torch
 def test_a_thread_that_ends_inside_a_capture_crashes_nobody(tmp_path: Path) -> None:
-    code = (
-        SCRIPT
-        + """
+    code = """
 def some():
     for _ in range(3): work()
 thread = threading.Thread(target=some); thread.start(); thread.join()
 one.close("exit")
 torch.ones(3) + 1
 """
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", SCRIPT + code, str(tmp_path)], check=True, capture_output=True)
     facts = read(tmp_path)
     assert facts["light"] is None
     assert facts["ended"] == "the thread that stepped has ended"
@@ -649,15 +640,12 @@ def test_no_file_of_a_recording_has_the_name_of_another() -> None:
 
 @pytest.mark.torch
 def test_a_recording_does_not_load_the_compiler(tmp_path: Path) -> None:
-    code = (
-        SCRIPT
-        + """
+    code = """
 for _ in range(20): work()
 assert one.done
 assert "torch._inductor" not in sys.modules and "sympy" not in sys.modules
 torch._inductor  # the script's own look at it loads it, as without us
 assert "torch._inductor" in sys.modules
 """
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", SCRIPT + code, str(tmp_path)], check=True, capture_output=True)
     assert read(tmp_path)["light"]["steps"] == 4

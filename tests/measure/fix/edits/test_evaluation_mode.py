@@ -24,9 +24,7 @@ def test_a_model_of_a_script_is_switched_where_it_is_made():
 
 
 def test_a_model_of_an_object_is_switched_where_it_is_made():
-    before = (
-        NET
-        + """
+    before = f"""{NET}
 class Scorer:
     def __init__(self, device):
         self.net = Net().to(device)
@@ -35,15 +33,12 @@ class Scorer:
     def score(self, batches):
         return [self.net(x) for x in batches]
 """
-    )
     (after,) = proposed(before, "return [self.net", "CFG042", EDIT)
     assert "self.net = Net().to(device).eval()\n" in after
 
 
 def test_a_training_program_goes_back_to_training():
-    before = (
-        NET
-        + """
+    before = f"""{NET}
 model = Net()
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(3):
@@ -54,7 +49,6 @@ for epoch in range(3):
         for x in torch.randn(10, 8, 4):
             y = model(x)
 """
-    )
     (after,) = proposed(before, "y = model", "CFG042", EDIT)
     rows = ["model.eval()", "for x in torch.randn(10, 8, 4):", "    y = model(x)", "model.train()"]
     assert after.endswith("".join(f"        {row}\n" for row in rows))

@@ -25,14 +25,11 @@ def test_copies_of_layers_are_taken_out():
 
 
 def test_a_model_of_a_script_and_its_input_get_another_layout():
-    before = (
-        NET
-        + """
+    before = f"""{NET}
 net = Net().to("cpu")
 for image in images:
     out = net(image)
 """
-    )
     (after,) = proposed(before, "out = net", "HST114", EDIT)
     assert 'net = Net().to("cpu").to(memory_format=torch.channels_last)\n' in after
     assert "out = net(image.to(memory_format=torch.channels_last))\n" in after
@@ -40,9 +37,7 @@ for image in images:
 
 
 def test_a_model_of_a_trainer():
-    before = (
-        NET
-        + """
+    before = f"""{NET}
 class Trainer:
     def __init__(self):
         self.net = Net()
@@ -52,7 +47,6 @@ class Trainer:
             loss = (self.net(x) - y).mean()
             loss.backward()
 """
-    )
     (after,) = proposed(before, "x = self.conv", "HST114", EDIT)
     assert "self.net = Net().to(memory_format=torch.channels_last)" in after
     assert "self.net(x.to(memory_format=torch.channels_last))" in after

@@ -7,9 +7,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from invariants import check_trace
 
-from torchtriage.core.trace import Trace, read_trace
+from torchtriage.core.trace import Kind, Trace, read_trace
 from torchtriage.diagnose.patterns.base import Claim, Claims
 
 HOST = 100
@@ -223,6 +224,16 @@ class TraceBuilder:
         return self._correlation
 
 
+def untraced() -> TraceBuilder:
+    """Return a run that waits for kernels whose launches are not recorded."""
+    builder = TraceBuilder()
+    for step in range(4):
+        at = 1_000 + step * 1_000
+        builder.step(step, at, 1_000).op("aten::mm", at + 5, 20).launch(at + 10, 5, at + 20, 100)
+        builder.kernel("gemm", at + 600, 300, correlation=9_000 + step).sync(at + 40, 870)
+    return builder
+
+
 def syncing(builder: TraceBuilder, *, n_steps: int = 5, steps: bool = True) -> TraceBuilder:
     """Add iterations of 1 ms that wait for four scalar readbacks each: SYN001, severe; the GPU is busy 12.8 %."""
     for index in range(n_steps):
@@ -236,3 +247,14 @@ def syncing(builder: TraceBuilder, *, n_steps: int = 5, steps: bool = True) -> T
             builder.launch(begin + 10, 5, begin + 20, 30, "gemm")
             builder.copy(begin + 102, 70, begin + 160, 2, kind="DtoH (Device -> Pageable)")
     return builder
+
+
+def row(trace: Trace, name: str, nth: int = 0) -> int:
+    """Return the row of the nth event of a name."""
+    return int(np.flatnonzero(trace.named(name))[nth])
+
+
+def rows(trace: Trace, kind: Kind) -> list[tuple[str, int, int]]:
+    """Return name, start and duration of all events of a kind."""
+    at = np.flatnonzero(trace.kind == kind).tolist()
+    return [(trace.name_of(one), int(trace.start_ns[one]), int(trace.dur_ns[one])) for one in at]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from builder import TraceBuilder, syncing
+from builder import TraceBuilder, syncing, untraced
 from click.testing import Result
 from diagnose.ranks.jobs import job, write
 
@@ -101,19 +101,9 @@ def test_a_job_and_a_refused_replay_say_that_the_step_is_not_reached(run: Run, f
     write(job(2), folder / "job")
     told = run("analyze", "job", "--step-ms", "0.001", code=0).stderr
     assert told.startswith("torchtriage: job of 2 ranks: --step-ms 0.001 is not reached: nothing but")
-    (folder / "blind.json").write_bytes(blind().json())
+    (folder / "blind.json").write_bytes(untraced().json())
     told = run("analyze", "blind.json", "--step-ms", "0.5", code=0).stderr
     assert told.startswith("torchtriage: blind.json: savings are not scaled to --step-ms 0.5: ")
-
-
-def blind() -> TraceBuilder:
-    """Return a run that waits for kernels whose launches are not recorded."""
-    trace = TraceBuilder()
-    for step in range(4):
-        at = 1_000 + step * 1_000
-        trace.step(step, at, 1_000).op("aten::mm", at + 5, 20).launch(at + 10, 5, at + 20, 100)
-        trace.kernel("gemm", at + 600, 300, correlation=9_000 + step).sync(at + 40, 870)
-    return trace
 
 
 def test_a_path_alone_means_analyze(run: Run) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builder import TraceBuilder
+from builder import TraceBuilder, row
 
 from torchtriage.core.finding import Frame
 from torchtriage.core.trace import Kind, Trace
@@ -18,11 +18,6 @@ from torchtriage.core.trace.frames import (
     top_frames,
     user_stack,
 )
-
-
-def row(trace: Trace, name: str) -> int:
-    return int(np.flatnonzero(trace.named(name))[0])
-
 
 # -- names -------------------------------------------------------------------------------------
 

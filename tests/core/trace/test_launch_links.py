@@ -5,16 +5,12 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from builder import TraceBuilder
+from builder import TraceBuilder, row
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.launch_links import link
-
-
-def row(trace: Trace, name: str, nth: int = 0) -> int:
-    return int(np.flatnonzero(trace.named(name))[nth])
 
 
 def test_work_belongs_to_the_call_of_its_correlation_and_the_innermost_op() -> None:

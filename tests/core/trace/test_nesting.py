@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builder import TraceBuilder
+from builder import TraceBuilder, row
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtriage.core.engine import READER_VARIABLE, find_engine
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.nesting import _contain_in_turn, contain
-
-
-def row(trace: Trace, name: str, nth: int = 0) -> int:
-    return int(np.flatnonzero(trace.named(name))[nth])
 
 
 def parent_name(trace: Trace, name: str) -> str:

@@ -133,6 +133,7 @@ def all_reduce(
     group: str = "0",
     ranks: Sequence[int] | None = None,
     nelems: int = 4096,
+    stream: int = COMM,
     **more: Any,
 ) -> None:
     """Add a collective of a process group."""
@@ -142,7 +143,7 @@ def all_reduce(
         start,
         end - start,
         "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
-        stream=COMM,
+        stream=stream,
         **{
             "Collective name": name,
             "In msg nelems": nelems,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 from builder import TraceBuilder
-from diagnose.ranks.jobs import job, records
+from diagnose.ranks.jobs import all_reduce, job, records
 
 from torchtriage.core import intervals
 from torchtriage.core.trace.messages import ProcessGroup
@@ -92,25 +91,10 @@ def reduce(
     *,
     stream: int,
     nelems: int = 16 * MIB,
-    **more: Any,
 ) -> None:
-    builder.launch(
-        start - 8,
-        3,
-        start,
-        end - start,
-        "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
-        stream=stream,
-        **{
-            "Collective name": "allreduce",
-            "In msg nelems": nelems,
-            "dtype": "Float",
-            "Group size": len(ranks),
-            "Process Group Name": group,
-            "Process Group Ranks": str(list(ranks)),
-            **more,
-        },
-    )
+    size = len(ranks)
+    more = {"ranks": ranks, "nelems": nelems, "stream": stream, "Group size": size}
+    all_reduce(builder, start, end, size, group=group, **more)
 
 
 def test_parts_of_two_dimensions_are_those_of_the_rows() -> None:

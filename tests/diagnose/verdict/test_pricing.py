@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builder import TraceBuilder
+from builder import TraceBuilder, untraced
 from diagnose.replay import programs
 
 import torchtriage as tt
@@ -147,21 +147,8 @@ def test_a_claim_on_no_time_has_no_cost() -> None:
     assert pricing.cost(share, None) is None
 
 
-def untraced() -> Trace:
-    """Return a run that waits for kernels without a launch and a cause in the recording."""
-    b = TraceBuilder()
-    for step in range(4):
-        at = 1_000 + step * 1_000
-        b.step(step, at, 1_000)
-        b.op("aten::mm", at + 5, 20)
-        b.launch(at + 10, 5, at + 20, 100)
-        b.kernel("gemm", at + 600, 300, correlation=9_000 + step)
-        b.sync(at + 40, 870)
-    return b.build()
-
-
 def test_a_refused_model_gives_no_number_and_says_why() -> None:
-    trace = untraced()
+    trace = untraced().build()
     pricing = Pricing.of(trace, ())
     assert not pricing.facts.accepted
     assert pricing.facts.reason

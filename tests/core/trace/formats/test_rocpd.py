@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builder import rows
 from fuzz.fuzz_reader import check_reading
 from tests.conftest import DATA
 
@@ -134,11 +135,6 @@ def database(path: Path, *scripts: str) -> Path:
         for script in scripts:
             connection.executescript(script)
     return path
-
-
-def rows(trace: Trace, kind: Kind) -> list[tuple[str, int, int]]:
-    at = np.flatnonzero(trace.kind == kind)
-    return [(trace.name_of(row), int(trace.start_ns[row]), int(trace.dur_ns[row])) for row in at.tolist()]
 
 
 def call_of(trace: Trace, kind: Kind) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builder import rows
 from core.trace.formats.rocprof_files import Run, csv_of, json_of, process_of, write_csv
 from fuzz.fuzz_reader import check_reading
 from tests.conftest import DATA
@@ -59,11 +60,6 @@ def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "4242_results.json"
     path.write_text(json_of(RUN))
     return path
-
-
-def rows(trace: Trace, kind: Kind) -> list[tuple[str, int, int]]:
-    at = np.flatnonzero(trace.kind == kind)
-    return [(trace.name_of(row), int(trace.start_ns[row]), int(trace.dur_ns[row])) for row in at.tolist()]
 
 
 def call_of(trace: Trace, kind: Kind) -> list[tuple[str, int]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builder import rows
 from fuzz.fuzz_reader import check_reading
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,11 +34,6 @@ GPU = {"device_vendor": "Nvidia", "compute_cap_major": 9, "compute_cap_minor": 0
 
 def of(*planes: bytes) -> Trace:
     return read_trace(io.BytesIO(b"".join(planes)))
-
-
-def rows(trace: Trace, kind: Kind) -> list[tuple[str, int, int]]:
-    at = np.flatnonzero(trace.kind == kind)
-    return [(trace.name_of(row), int(trace.start_ns[row]), int(trace.dur_ns[row])) for row in at.tolist()]
 
 
 def gpu_space() -> bytes:

@@ -46,7 +46,7 @@ def a_size(rng):
     return rng.choice([rng.randint(10 * MIB, 60 * MIB), 2 * MIB * rng.randint(5, 30)])
 
 
-def program(rng, n_calls, n_streams):
+def program(rng, n_calls):
     """Yield calls: what a program might do, the same whatever the allocator answers."""
     live, waiting, born = [], [], 0
     common = [a_size(rng) for _ in range(6)]
@@ -66,16 +66,16 @@ def program(rng, n_calls, n_streams):
         else:
             size = rng.choice(common) if rng.random() < 0.6 else a_size(rng)
             live.append(born)
-            yield "malloc", born, (size, rng.choice([0, 0, 7][: n_streams + 1]))
+            yield "malloc", born, (size, rng.choice([0, 0, 7]))
             born += 1
 
 
-def run_naive(options, seed, n_calls=250, n_streams=2, stacks=True):
+def run_naive(options, seed, n_calls=250, stacks=True):
     """Return the naive allocator and the bytes it reserved after each call."""
     naive = NaiveAllocator(**options)
     naive.stacks = stacks
     pieces, curve = {}, []
-    for call, name, what in program(random.Random(seed), n_calls, n_streams):
+    for call, name, what in program(random.Random(seed), n_calls):
         if call == "malloc":
             try:
                 pieces[name] = naive.malloc(*what)
@@ -126,7 +126,7 @@ def test_it_does_what_a_naive_allocator_does(options):
         limit = options.get("limit")
         simulator = Simulator(settings, limit)
         blocks, curve = {}, []
-        for call, name, what in program(random.Random(seed), 250, 2):
+        for call, name, what in program(random.Random(seed), 250):
             if call == "malloc":
                 size = int(settings.round_sizes(np.array([what[0]]))[0])
                 blocks[name] = simulator.malloc(size, simulator.shelf(what[1], size <= MIB))

@@ -63,10 +63,11 @@ def items(n: int = 24, seed: int = 0) -> list[Example]:
     return found
 
 
-def corrupted(labels: Labels, share: float, seed: int = 1) -> Labels:
-    rng = np.random.default_rng(seed)
+def corrupted(labels: Labels) -> Labels:
+    """Return labels of which a fifth is wrong."""
+    rng = np.random.default_rng(1)
     return {
-        item: tuple((NONE if code != NONE else CODES[0]) if rng.random() < share else code for code in codes)
+        item: tuple((NONE if code != NONE else CODES[0]) if rng.random() < 0.2 else code for code in codes)
         for item, codes in labels.items()
     }
 
@@ -140,7 +141,7 @@ def wrong(labels: Labels, truth: Labels) -> int:
 
 def test_wrong_labels_are_found_and_put_right(tmp_path: Path) -> None:
     truth = recorded_labels(items())
-    bad = corrupted(truth, 0.2)
+    bad = corrupted(truth)
     rounds: list[Round] = []
     report = loop(tmp_path, bad, Oracle(truth), rounds, trust=0.8)
     assert wrong(report.labels, truth) < wrong(bad, truth) / 3
@@ -151,7 +152,7 @@ def test_wrong_labels_are_found_and_put_right(tmp_path: Path) -> None:
 
 def test_every_change_is_in_the_history_with_its_evidence(tmp_path: Path) -> None:
     truth = recorded_labels(items())
-    bad = corrupted(truth, 0.2)
+    bad = corrupted(truth)
     report = loop(tmp_path, bad, Oracle(truth))
     history = History.read(tmp_path / "labels.jsonl")
     assert len(history.changes) == sum(one.changed for one in report.rounds)
@@ -166,7 +167,7 @@ def test_every_change_is_in_the_history_with_its_evidence(tmp_path: Path) -> Non
 
 def test_the_loop_goes_on_where_it_stopped(tmp_path: Path) -> None:
     truth = recorded_labels(items())
-    bad = corrupted(truth, 0.2)
+    bad = corrupted(truth)
     first = loop(tmp_path, bad, Oracle(truth), windows=40)
     again = loop(tmp_path, bad, Oracle(truth), windows=40)
     assert wrong(again.labels, truth) < wrong(first.labels, truth)
@@ -184,14 +185,14 @@ def test_labels_that_are_right_end_it(tmp_path: Path) -> None:
 
 def test_it_ends_when_the_score_settles(tmp_path: Path) -> None:
     truth = recorded_labels(items())
-    report = loop(tmp_path, corrupted(truth, 0.2), Oracle(truth), settled=1.0)
+    report = loop(tmp_path, corrupted(truth), Oracle(truth), settled=1.0)
     assert report.ended == "the validation score has settled"
     assert len(report.rounds) == 2
 
 
 def test_who_is_not_surer_than_labels_are_worth_changes_none(tmp_path: Path) -> None:
     truth = recorded_labels(items())
-    bad = corrupted(truth, 0.2)
+    bad = corrupted(truth)
     report = loop(tmp_path, bad, Oracle(truth, confidence=0.8))
     assert report.labels == bad
     assert report.rounds[1].kept == report.rounds[1].proposed > 0
@@ -292,7 +293,7 @@ def test_hostile_and_invented_answers_change_no_label(tmp_path: Path) -> None:
             except ValueError as error:
                 return Outcome(evidence, None, str(error))
 
-    bad = corrupted(recorded_labels(items()), 0.2)
+    bad = corrupted(recorded_labels(items()))
     report = loop(tmp_path, bad, Hostile())
     assert len(asked) >= len(hostile)
     assert report.labels == bad
@@ -300,7 +301,7 @@ def test_hostile_and_invented_answers_change_no_label(tmp_path: Path) -> None:
 
 def test_what_is_not_reviewed_is_counted_with_the_reason(tmp_path: Path) -> None:
     truth = recorded_labels(items())
-    report = loop(tmp_path, corrupted(truth, 0.2), Oracle(truth, silent_on=7), windows=30, rounds=1)
+    report = loop(tmp_path, corrupted(truth), Oracle(truth, silent_on=7), windows=30, rounds=1)
     last = report.rounds[-1]
     assert last.not_reviewed == {"refused": 7}
     assert last.proposed == 30 == last.changed + last.kept + 7
@@ -309,13 +310,13 @@ def test_what_is_not_reviewed_is_counted_with_the_reason(tmp_path: Path) -> None
 def test_a_window_is_not_reviewed_again_for_nothing(tmp_path: Path) -> None:
     truth = recorded_labels(items())
     oracle = Oracle(truth, confidence=0.5)
-    loop(tmp_path, corrupted(truth, 0.2), oracle, moved=2.0)
+    loop(tmp_path, corrupted(truth), oracle, moved=2.0)
     assert len(set(oracle.asked)) == len(oracle.asked)
 
 
 def test_a_window_that_a_person_has_judged_is_left_alone(tmp_path: Path) -> None:
     truth = recorded_labels(items())
-    bad = corrupted(truth, 0.2)
+    bad = corrupted(truth)
     loop(tmp_path, bad, Oracle(truth), rounds=1)
     history = History.read(tmp_path / "labels.jsonl")
     change = history.changes[0]
@@ -398,7 +399,7 @@ def test_no_family_is_judged_by_what_has_learned_from_it(tmp_path: Path) -> None
     truth = recorded_labels(items())
     iterate(
         items(),
-        corrupted(truth, 0.2),
+        corrupted(truth),
         Oracle(truth),
         train,
         History(tmp_path / "x"),
@@ -496,7 +497,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder whose recordings are made up and whose detector learns two means."""
-    bad = corrupted(recorded_labels(items()), 0.2)
+    bad = corrupted(recorded_labels(items()))
     monkeypatch.setattr("torchtriage_benchmark.training.training_set.examples", lambda *_, **__: items())
     monkeypatch.setattr("torchtriage_benchmark.training.labels.recorded_labels", lambda _: bad)
     monkeypatch.setattr("torchtriage_benchmark.training.active_learning.boosted_trees", lambda _seed: toy)

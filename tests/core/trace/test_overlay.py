@@ -184,11 +184,11 @@ def test_an_input_beyond_the_limit_leaves_no_file(tmp_path: Path) -> None:
 # -- findings as events ------------------------------------------------------------------------
 
 
-def syncing(base_us: int = 1_700_000_000_000_000) -> TraceBuilder:
+def syncing() -> TraceBuilder:
     """Return steps with four scalar readbacks each, at a clock no double can hold."""
     builder = TraceBuilder()
     for index in range(4):
-        at = base_us + index * 1000
+        at = 1_700_000_000_000_000 + index * 1000
         builder.step(index, at, 1000)
         for read in range(4):
             begin = at + read * 200

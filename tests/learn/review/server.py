@@ -136,13 +136,13 @@ def status(code: int, message: str = "no", **headers: str) -> Step:
     return step
 
 
-def refuses_option(name: str, then: Step | None = None) -> Step:
+def refuses_option(name: str) -> Step:
     """Refuse a request that has an option, answer others."""
 
     def step(handler: Handler) -> None:
         if name in handler.asked:
             return status(400, f"Unknown parameter: {name}")(handler)
-        return (then or good())(handler)
+        return good()(handler)
 
     return step
 

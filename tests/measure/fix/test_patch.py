@@ -163,6 +163,9 @@ def test_a_file_of_the_report_is_the_one_of_the_project_that_ends_so(tmp_path):
     assert path_of(str(tmp_path / "b" / "gone.py")) is None
     assert path_of("/usr/lib/python3/os.py") is None
     assert path_of("notebook.ipynb") is None
+    files = Files(tmp_path, frozenset({"b/main.py"}))
+    assert path_of("model.py") == "b/model.py"  # as seen from the script
+    assert path_of("c/model.py") == "c/model.py"
 
 
 EFFECTS = """

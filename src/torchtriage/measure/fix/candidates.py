@@ -70,7 +70,8 @@ class Files:
     def path_of(self, frame: Frame) -> str | None:
         """Return the file of a frame, relative to the project; None outside of it.
 
-        Reports may name a file by the last parts of its path: the one file of the project that ends so is meant.
+        Reports may name a file by the last parts of its path: the one file of the project that ends so is meant, of
+        several the one that lies there as seen from the script.
         """
         path = Path(frame.file)
         if path.suffix not in (".py", ".pyw"):
@@ -78,8 +79,10 @@ class Files:
         if path.is_absolute():
             inside = path.is_relative_to(self.root) and path.is_file()
             return path.relative_to(self.root).as_posix() if inside else None
-        found = [name for name in self._names if f"/{name}".endswith(f"/{path.as_posix()}")]
-        return found[0] if len(found) == 1 else None
+        found = {name for name in self._names if f"/{name}".endswith(f"/{path.as_posix()}")}
+        if len(found) > 1:
+            found &= {(Path(script).parent / path).as_posix() for script in self.script}
+        return found.pop() if len(found) == 1 else None
 
     def paths_of(self, finding: Finding) -> set[str]:
         """Return the files of the project that a finding's own line and the lines that lead there are in."""

@@ -29,7 +29,7 @@ from torchtriage.diagnose.ranks.merge import (
     only_waits,
     scaled,
 )
-from torchtriage.diagnose.ranks.metric_exchange import with_exposed
+from torchtriage.diagnose.ranks.metric_exchange import EXCHANGES, with_exposed
 from torchtriage.diagnose.ranks.pipeline_finding import PIPELINES
 from torchtriage.diagnose.ranks.pipeline_job import job_pipelines
 from torchtriage.diagnose.ranks.process_groups import process_groups
@@ -46,6 +46,7 @@ OF_JOB = (STRAGGLER, *PIPELINES, *FINDERS, SLOW_LINK)
 """Codes of what is looked for in the ranks together."""
 _NOT_MATCHED = ("group-not-judged", "no-collectives", "no-waiting")
 """Codes of notes that say why waiting for collectives is not known."""
+_SIZES = "record operators and their shapes on every rank (record_shapes=True)"
 _WHOLE_STEPS = "record 5 or more whole steps at the same time on every rank"
 MAX_COLLECTIVES = 200
 LATE_SHARE = 0.01
@@ -158,6 +159,11 @@ def judge(
         if not pipes.bubbles or any(len(rank.collectives) for rank in ranks):
             item = NotChecked(STRAGGLER, "rank-straggler", missing, advice)
             not_checked = tuple(sorted((*not_checked, item), key=lambda entry: entry.code))
+    blind = any(len(rank.collectives) and not rank.exchanges.known for rank in ranks)
+    if EXCHANGES in checked and blind and all(finding.code != EXCHANGES for finding in findings):
+        checked = tuple(code for code in checked if code != EXCHANGES)
+        item = NotChecked(EXCHANGES, "metric-exchange-in-step", ("sizes of collectives",), _SIZES)
+        not_checked = tuple(sorted((*not_checked, item), key=lambda entry: entry.code))
     # what nobody's lateness costs is only replayed where the ranks wait in a way that the replay knows
     known = through is None and (straggler is None or straggler.off_ns is not None)
     result = JobResult(

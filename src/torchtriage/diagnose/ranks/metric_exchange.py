@@ -18,6 +18,8 @@ from torchtriage.diagnose.ranks.merge import EXPOSED, only_waits
 from torchtriage.diagnose.verdict.result import Result
 
 EXCHANGES = "COM101"
+FEWEST = 2
+"""Exchanges in a step: one may be what the step needs, such as the number of tokens of all ranks."""
 OFF = 0.8
 """Of the gain, at the low end, and its inverse at the high one: how long ranks compute is in part chance (measured:
 four ranks gained 1.2 times as much)."""
@@ -48,25 +50,29 @@ def metric_exchange(job: RanksTogether) -> Finding | None:
     if not any(len(rank.exchanges.rows) for rank in job.ranks):
         return None
     groups = [_meetings(job, group) for group in job.matches.groups if not group.fault and len(group)]
-    n_counted = sum(int(one.counted.sum()) for one in groups)
-    if n_counted < n_steps:
+    # several groups exchange at the same time: each rank has its own sum
+    counts, transfers = np.zeros(len(job.ranks)), np.zeros(len(job.ranks))
+    for one in groups:
+        counts[one.group.members] += one.counted.sum() / n_steps
+        transfers[one.group.members] += np.maximum(one.group.transfer_ns[one.counted], 0).sum() / n_steps
+    if counts.max() < FEWEST:
         return None
     gain = _gain_ns(job, groups)
     if gain < MIN_SHARE * step_ns:
         return None
     waited = sum(int(one.wait_ns[one.counted].sum()) for one in groups) / n_steps / len(job.ranks)
-    sent = sum(int(np.maximum(one.group.transfer_ns[one.counted], 0).sum()) for one in groups) / n_steps
+    sent = float(transfers.max())
     last = np.bincount(np.concatenate([one.group.members[one.group.late[one.counted]] for one in groups]))
     names = tuple(sorted({one.group.name[at] for one in groups for at in np.flatnonzero(one.counted).tolist()})[:3])
     found = job_finding(
         job,
         EXCHANGES,
-        f"{format_count(n_counted / n_steps, 'exchange')} of a few numbers ({', '.join(names)}) in the middle of the"
+        f"{format_count(float(counts.max()), 'exchange')} of a few numbers ({', '.join(names)}) in the middle of the"
         f" step: at each, all ranks wait for whichever is last, one or another, for {format_ns(waited)} of"
         f" {format_ns(step_ns)} per step in the mean, {format_share(waited / step_ns)}; without, most of it evens out"
         " over the step",
         {
-            "n_exchanges_per_step": round(n_counted / n_steps, 3),
+            "n_exchanges_per_step": round(float(counts.max()), 3),
             "exchanges_share_of_step": round(waited / step_ns, 6),
             "transfer_share_of_step": round(sent / step_ns, 6),
             "times_last": {f"rank {job.numbers[at]}": int(last[at]) for at in np.argsort(-last)[:4] if last[at]},
@@ -78,7 +84,7 @@ def metric_exchange(job: RanksTogether) -> Finding | None:
     )
     stack = next((rank.exchanges.stack for rank in job.ranks if rank.exchanges.stack), ())
     place = Place(lane=found.place.lane, ops=names, frame=stack[0] if stack else None, stack=stack)
-    return replace(found, place=place, n_events=n_counted)
+    return replace(found, place=place, n_events=sum(int(one.counted.sum()) for one in groups))
 
 
 def with_exposed(

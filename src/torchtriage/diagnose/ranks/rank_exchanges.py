@@ -26,12 +26,14 @@ class RankExchanges:
     """Rows of such collectives.
 
     ``first`` : those that have a layer or a backward pass between them and the one before. ``stack`` : the user's calls
-    around one of them, innermost first.
+    around one of them, innermost first. ``known`` : whether any collective has a size and the operator that asked for
+    it.
     """
 
     rows: Ints
     first: Ints
     stack: tuple[Frame, ...] = ()
+    known: bool = True
 
 
 def rank_exchanges(trace: Trace) -> RankExchanges:
@@ -44,13 +46,15 @@ def rank_exchanges(trace: Trace) -> RankExchanges:
     if found is None:
         return RankExchanges(np.empty(0, np.int64), np.empty(0, np.int64))
     op, rows = _small(trace, found)
-    if not len(op):
-        return RankExchanges(rows, rows)
+    updates = trace.start_ns[(trace.lane == trace.steps.lane) & trace.matching(r"^Optimizer\.step#")]
+    # where neither marks the end of a step, what the optimizer needs cannot be told from what a log does
+    if not len(op) or (not len(updates) and len(trace.steps) < 2):
+        none = rows[:0]
+        return RankExchanges(none, none, known=bool(((found.enqueued_by >= 0) & (found.size_bytes >= 0)).any()))
     main = trace.lane == trace.steps.lane
     ops = trace.kind == Kind.OP
     engine = ops & trace.matching(f"^{BACKWARD_NODE}")
     passes = np.sort(trace.start_ns[engine])
-    updates = trace.start_ns[main & trace.matching(r"^Optimizer\.step#")]
     edges = np.sort(updates if len(updates) else trace.steps.end_ns)
     # on a CPU the backward pass, with products of its own, may be on the main thread
     layers = np.sort(trace.start_ns[main & ops & trace.matching(_LAYER) & ~engine & ~trace.tree.under(engine)])

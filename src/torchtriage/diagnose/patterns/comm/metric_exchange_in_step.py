@@ -1,8 +1,8 @@
 """Ranks exchange a few numbers in the middle of the step, and all wait there for whoever is last.
 
 Looks like: in the recordings of all ranks no rank is late throughout, but between micro-batches, or between forward and
-    backward pass, they exchange a loss, a count or a metric (512 bytes and less), come there at different times, and
-    would gain 5 % of the step if nobody waited there.
+    backward pass, they exchange a loss, a count or a metric (512 bytes and less) at least twice in a step, come there
+    at different times, and would gain 5 % of the step if nobody waited there.
 Slow because: what carries next to nothing still lets nobody on before the last has come. Micro-batches differ in
     length, and over a step the differences even out; at each exchange the ranks wait for the longest of them instead.
 Cost: measured: the ranks' recorded arrivals are gone through once more with nobody waiting at these exchanges and all

@@ -85,6 +85,10 @@ def bound_names(node: ast.AST) -> set[str]:
         part = pending.pop()
         if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store | ast.Del):
             found.add(part.id)
+        elif isinstance(part, ast.MatchAs | ast.MatchStar) and part.name:
+            found.add(part.name)
+        elif isinstance(part, ast.MatchMapping) and part.rest:
+            found.add(part.rest)
         for child in ast.iter_child_nodes(part):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 found.add(child.name)

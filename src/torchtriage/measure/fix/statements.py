@@ -36,7 +36,7 @@ def end_of(node: ast.stmt | ast.expr | ast.keyword | ast.alias) -> tuple[int, in
 
 
 def bound(nodes: Iterable[ast.AST]) -> set[str]:
-    """Return the variables that statements assign, delete, import, define or go over, functions inside left out."""
+    """Return the variables that statements assign, delete, import, define, match or go over, not those of functions."""
     names: set[str] = set()
     todo = list(nodes)
     while todo:
@@ -50,8 +50,10 @@ def bound(nodes: Iterable[ast.AST]) -> set[str]:
             names.add(node.id)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ExceptHandler) and node.name:
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
             names.add(node.name)
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            names.add(node.rest)
         todo += ast.iter_child_nodes(node)
     return names
 

@@ -110,6 +110,19 @@ def test_nothing_where_each_epoch_has_its_own() -> None:
     assert proposed(text, "loader = ", "DAT019", "loader-made-once") == []
 
 
+@pytest.mark.parametrize(
+    "defined",
+    [
+        "def collate(rows):\n        return rows",
+        "class collate:\n        pass",
+        "match net:\n        case collate:\n            pass",
+    ],
+)
+def test_nothing_where_the_turn_defines_what_the_loader_is_given(defined: str) -> None:
+    text = f"{HEAD}\nfor epoch in range(3):\n    {defined}\n    loader = DataLoader(data, collate_fn=collate)\n"
+    assert proposed(text, "loader = ", "DAT019", "loader-made-once") == []
+
+
 def test_nothing_where_data_are_drawn_or_chosen_anew() -> None:
     text = f"""{HEAD}
 def make(n):

@@ -64,6 +64,8 @@ def written(nodes: Iterable[ast.AST]) -> set[str]:
     found: set[str] = set()
     for root in nodes:
         found |= bound_names(root)
+        if isinstance(root, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(root.name)
         for node in ast.walk(root):
             target = node.target if isinstance(node, ast.NamedExpr) else _changed_in_place(node)
             if isinstance(node, ast.Import | ast.ImportFrom):

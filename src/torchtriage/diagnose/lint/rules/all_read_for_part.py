@@ -154,6 +154,8 @@ def _named(module: Module, function: SourceFunction) -> dict[str, ast.expr]:
         elif isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.value, ast.Name):
             taken = isinstance(node, ast.Subscript) or node.attr in ("shape", "ndim", "dtype")
             uses[node.value.id] = uses.get(node.value.id, 0) - taken
-        elif isinstance(node, ast.Call) and module.name_of(node.func) == "len" and isinstance(node.args[0], ast.Name):
-            uses[node.args[0].id] = uses.get(node.args[0].id, 0) - 1
+        elif isinstance(node, ast.Call) and module.name_of(node.func) == "len":
+            for given in node.args:
+                if isinstance(given, ast.Name):
+                    uses[given.id] = uses.get(given.id, 0) - 1
     return {name: node for name, node in found.items() if not uses.get(name)}

@@ -150,9 +150,10 @@ def _renewed(loop: SourceLoop, assign: Assign) -> bool:
 def _is_trained(module: Module, assign: Assign, loop: SourceLoop | None) -> bool:
     """Return whether a backward pass runs on the target, or on what is computed from it."""
     last = assign.target.rpartition(".")[2]
-    backward = module.sent("backward", "manual_backward")
-    if any(last in names_in(call.node) | attributes_in(call.node) for call in backward):
-        return True
+    for call in module.sent("backward", "manual_backward"):
+        inside = [*call.node.args, *([call.owner] if call.owner is not None else [])]
+        if any(last in names_in(part) | attributes_in(part) for part in inside):
+            return True
     function = assign.context.function
     if module.is_program and not module.trains:
         return False

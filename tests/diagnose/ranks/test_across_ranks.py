@@ -491,8 +491,8 @@ def accumulating(
     """Return ranks that compute so long in each micro-batch, by number and rank, and exchange a number meanwhile.
 
     ``place`` : ``after`` a backward pass, ``loss`` between forward and backward pass, in a ``layer``, before the
-    ``optimizer`` alone, after the first backward pass ``once``, or ``""`` nowhere. ``n_groups`` : of four ranks, each of
-    which exchanges its own. ``reduced`` : micro-batches of each step that reduce gradients, the last.
+    ``optimizer`` alone, after the first backward pass ``once``, or ``""`` nowhere. ``n_groups`` : of four ranks,
+    each of which exchanges its own. ``reduced`` : micro-batches of each step that reduce gradients, the last.
     ``took`` : microseconds of an exchange. ``times`` : exchanges in a row.
     """
     builders = ranks_of(4 * n_groups)

@@ -223,6 +223,11 @@ def test_arithmetic_on_what_torch_has_made_is_an_operator(tmp_path: Path, value:
             True,
         ),
         ("while (a := torch.relu(img)).any():;     y = a * 2", "a * 2", True),
+        ("try:;     return; finally:;     a = torch.ones(2);     y = a * 2", "a * 2", True),
+        ("a = torch.ones(2); from os import path as a; y = a * 2", "a * 2", False),
+        ("a = torch.ones(2); del a; y = a * 2", "a * 2", False),
+        ("a = torch.ones(2); match img:;     case [a]:;         y = a * 2", "a * 2", False),
+        ("a = torch.ones(2); try:;     net(); except OSError as a:;     y = a * 2", "a * 2", False),
     ],
 )
 def test_a_name_is_what_it_was_last_set_to_above(tmp_path: Path, lines: str, at: str, made: bool) -> None:

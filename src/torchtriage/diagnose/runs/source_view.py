@@ -236,7 +236,8 @@ class SourceView:
             node = next(
                 (
                     child
-                    for child in ast.iter_child_nodes(node)
+                    for part in ast.iter_child_nodes(node)
+                    for child in (part.body if isinstance(part, ast.match_case) else [part])
                     if _begins(child) <= line <= (getattr(child, "end_lineno", None) or 0)
                     and (column is None or _has_column(child, line, column))
                 ),

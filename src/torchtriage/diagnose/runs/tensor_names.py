@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.syntax import path_of, set_by, stored_names, walk
-from torchtriage.diagnose.lint.work_syntax import local_names
+from torchtriage.diagnose.lint.work_syntax import bound_names, local_names
 
+_TRIES: Any = (ast.Try, *([ast.TryStar] if sys.version_info >= (3, 11) else []))
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 Held = dict[str, bool]
 """Names that hold a tensor of torch's making, and with False those that hold an array of NumPy's."""
@@ -86,12 +89,17 @@ class Flow:
         if isinstance(node, ast.With | ast.AsyncWith):
             return self._run(node.body, held)
         if isinstance(node, ast.Match):
-            return _either(held, *(self._run(case.body, held) for case in node.cases))
-        if isinstance(node, ast.Try):
+            return _either(
+                held, *(self._run(case.body, _without(held, bound_names(case.pattern))) for case in node.cases)
+            )
+        if isinstance(node, _TRIES):
             done = self._run(node.body, held)
-            failed = _either(held, done)
-            caught = [self._run(handler.body, failed) for handler in node.handlers]
-            return self._run(node.finalbody, _either(self._run(node.orelse, done), *caught))
+            failed = _either(held, done) or {}
+            caught = [self._run(handler.body, _without(failed, {handler.name or ""})) for handler in node.handlers]
+            through = _either(self._run(node.orelse, done), *caught)
+            # behind a `return` it is run, and what follows is not
+            last = self._run(node.finalbody, failed if through is None else through)
+            return None if through is None else last
         return held
 
     def _turns(self, loop: ast.For | ast.AsyncFor | ast.While, held: Held) -> Held | None:
@@ -110,9 +118,17 @@ def _assigned(node: ast.stmt, held: Held) -> Held:
     for part in [*inner, node]:
         for target, value in set_by(part):
             names, tensor = stored_names(target), is_tensor(value, held)
-            held = {name: other for name, other in held.items() if name not in names}
+            held = _without(held, names)
             held |= {} if tensor is None else dict.fromkeys(names, tensor)
-    return held
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return _without(held, {(alias.asname or alias.name).partition(".")[0] for alias in node.names})
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return _without(held, {node.name})
+    return _without(held, bound_names(node)) if isinstance(node, ast.Delete) else held
+
+
+def _without(held: Held, names: set[str]) -> Held:
+    return {name: tensor for name, tensor in held.items() if name not in names}
 
 
 def _either(*ways: Held | None) -> Held | None:

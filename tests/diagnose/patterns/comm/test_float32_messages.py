@@ -78,6 +78,27 @@ def test_quiet_where_other_layers_compute_in_half_precision():
     assert not sharded(side=SIDE // 4).claims(find)
 
 
+def test_quiet_where_micro_batches_cast_a_quarter_each():
+    builder = sharded(side=SIDE // 2)
+    for index in range(4):
+        for turn in range(1, 4):
+            at = 20_000.0 * index + 1_000 * turn
+            builder.annotation("FSDP::root_pre_forward", at, 5)
+            for layer in range(3):
+                cast_weight(builder, at + 10 + 30 * layer, side=SIDE // 2)
+    assert not builder.claims(find)
+
+
+def test_quiet_where_the_backward_pass_casts_a_quarter_again():
+    builder = sharded(side=SIDE // 2)
+    for index in range(4):
+        for layer in range(3):
+            at = 20_000.0 * index + 1_000 + 50 * layer
+            builder.op("autograd::engine::evaluate_function: CheckpointFunctionBackward", at, 40)
+            cast_weight(builder, at + 10, side=SIDE // 2)
+    assert not builder.claims(find)
+
+
 def test_quiet_where_nobody_knows_how_much_is_gathered():
     builder = sharded()
     for event in builder.events:
@@ -217,3 +238,25 @@ def test_gradients_of_replicas_are_quiet_in_one_precision():
 
 def test_gradients_of_replicas_are_quiet_where_each_micro_batch_reduces():
     assert not replicated(passes=2).claims(find)
+
+
+def test_gradients_of_replicas_are_quiet_where_micro_batches_cast_a_quarter_each():
+    builder = replicated(casts=False)
+    for index in range(4):
+        for at in (20, 112, 137, 162):
+            if at > 100:
+                builder.annotation("DistributedDataParallel.forward", 8_000.0 * index + at - 1, 23)
+            cast_weight(builder, 8_000.0 * index + at, side=SIDE // 2)
+    assert not builder.claims(find)
+
+
+def test_gradients_of_replicas_are_quiet_where_a_step_that_casts_a_third_does_not_reduce():
+    builder = replicated(casts=False)
+    builder.events = [
+        event
+        for event in builder.events
+        if event["ts"] // 8_000 % 2 or not ("allreduce" in event["name"].lower() or event["name"] == HOOK)
+    ]
+    for index in range(4):
+        cast_weight(builder, 8_000.0 * index + 20, side=SIDE * 3 // 5)
+    assert not builder.claims(find)

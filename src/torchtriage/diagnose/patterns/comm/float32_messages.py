@@ -1,9 +1,9 @@
 """Collectives move float32 although the layers compute in half precision.
 
-Looks like: FSDP's all-gathers of float32 parameters, exposed for at least 3 % of the step, while autocast casts at
-    least half of what they gather to bfloat16 or float16 in front of the products (where shapes were not recorded:
-    something in at least half of the layers). Or DDP's all-reduces of float32 gradients in such a program, where less
-    is computed without communication than is exposed of them.
+Looks like: FSDP's all-gathers of float32 parameters, exposed for at least 3 % of the step, while a forward pass under
+    autocast casts at least half of what they gather to bfloat16 or float16 in front of the products (where shapes were
+    not recorded: something in at least half of the layers). Or DDP's all-reduces of float32 gradients in such a
+    program, where less is computed without communication than is exposed of them.
 Slow because: autocast changes what products read, not what FSDP or DDP send: each element travels in 4 bytes where 2
     arrive at the product.
 Cost: half of the exposed transfer, without the waiting for late ranks. Low counts all-gathers alone, by the fastest of
@@ -25,7 +25,7 @@ import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
-from torchtriage.core.trace.collective_time import Collectives, find_collectives
+from torchtriage.core.trace.collective_time import ENGINE, Collectives, find_collectives
 from torchtriage.core.trace.messages import Messages
 from torchtriage.core.trace.op_inputs import inputs_of, where_inputs
 from torchtriage.core.units import format_count, format_ns, ms
@@ -33,7 +33,7 @@ from torchtriage.diagnose.patterns._weights_cast import of_weights, share_of_lay
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Floats, Ints, Kind, Mask, Pattern, Trace, given
 from torchtriage.diagnose.patterns.comm._collectives import shorter
 from torchtriage.diagnose.patterns.comm._earlier import exposed_of, usual_ns
-from torchtriage.diagnose.patterns.comm._gradient_reduces import find_reduces
+from torchtriage.diagnose.patterns.comm._gradient_reduces import FORWARD, find_reduces
 from torchtriage.diagnose.patterns.comm._sharding import find_gathers, gradient_reductions
 
 PATTERN = Pattern.of(
@@ -85,9 +85,10 @@ def _sharded(trace: Trace, found: Collectives, full: Mask, casts: float, half: s
     gathered = np.zeros(len(full), dtype=bool)
     gathered[gathers.at[mine]] = True
     steps = trace.steps
-    first = gathers.at[mine & (gathers.turn == 0) & steps.in_steady(gathers.step)]
-    n_ranks = Messages(trace, found.rows[first]).n_ranks
-    sent = float((_elements(found, first) * np.where(n_ranks > 0, n_ranks, trace.origin.world_size or 1)).sum())
+    first = mine & (gathers.turn == 0) & steps.in_steady(gathers.step)
+    n_ranks = Messages(trace, found.rows[gathers.at[first]]).n_ranks
+    elements = _elements(found, gathers.at[first]) * np.where(n_ranks > 0, n_ranks, trace.origin.world_size or 1)
+    sent = _per_step(elements, gathers.step[first])
     exposed_ns = steps.judged_ns(exposed_of(found, gathered)[0])
     if casts < MOST * sent or exposed_ns < MIN_SHARE * steps.wall_ns * steps.n_steady:
         return None
@@ -121,7 +122,8 @@ def _replicated(trace: Trace, found: Collectives, full: Mask, casts: float, half
     reduced = np.zeros(len(full), dtype=bool)
     reduced[reduces.at[mine]] = True
     steps = trace.steps
-    sent = float(_elements(found, reduces.at[mine & steps.in_steady(reduces.step)]).sum())
+    steady = mine & steps.in_steady(reduces.step)
+    sent = _per_step(_elements(found, reduces.at[steady]), reduces.step[steady])
     exposed_ns = steps.judged_ns(exposed_of(found, reduced)[0])
     # what computation could hide costs no digits
     room_ns = steps.judged_ns(intervals.subtract(found.computing, found.running))
@@ -178,6 +180,11 @@ def _elements(found: Collectives, at: Ints) -> Floats:
     return np.where(count >= 0, count, np.inf)
 
 
+def _per_step(elements: Floats, step: Ints) -> float:
+    """Return the mean over the steps that have any: of micro-batches that are steps, the last alone reduces."""
+    return float(elements.sum()) / max(len(distinct(step)), 1)
+
+
 def _by_size_ns(found: Collectives) -> Floats:
     """Return float64[k]: the part of each one's transfer that grows with its bytes, 0 where nothing shows it.
 
@@ -195,17 +202,26 @@ def _by_size_ns(found: Collectives) -> Floats:
 
 
 def _cast_elements(trace: Trace) -> tuple[float, str]:
-    """Return how many elements of weights are cast from float32 in the steady steps, and to what most of them.
+    """Return how many elements of weights a forward pass casts from float32, and to what most of them.
 
-    Without shapes, infinitely many where most layers cast something.
+    Of equal casts those of the pass with the most: autocast may keep copies for later micro-batches. Casts of the
+    backward pass are of layers it computes again. Without shapes, infinitely many where most layers cast something.
     """
     if not trace.has_shapes:
         return (np.inf, "half-precision") if share_of_layers(trace) >= MOST else (0, "")
+    host = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.hosts
     casts = np.flatnonzero(trace.named("aten::_to_copy") & (trace.kind == Kind.OP))
     casts = casts[trace.steps.in_steady(trace.steps.of_host(casts))]
     casts = casts[where_inputs(trace, casts, lambda each: each.type(0) == "float" and each.value(1) in _HALVES)]
-    inputs, which = inputs_of(trace, of_weights(trace, casts))
+    casts = of_weights(trace, casts[trace.tree.nearest(casts, host & trace.matching(ENGINE)) < 0])
+    forwards = host & trace.matching(FORWARD)
+    begins = np.sort(trace.start_ns[forwards & ~trace.tree.under(forwards)])
+    inputs, which = inputs_of(trace, casts)
+    turns = np.stack([which, trace.steps.of_host(casts), np.searchsorted(begins, trace.start_ns[casts])])
+    (which, *_), times = np.unique(turns, axis=1, return_counts=True)
+    most = np.zeros(len(inputs), np.int64)
+    np.maximum.at(most, which, times)
     count: Counter[str] = Counter()
-    for each, times in zip(inputs, np.bincount(which, minlength=len(inputs)).tolist(), strict=True):
-        count[_HALVES[each.value(1)]] += each.numel(0) * times
+    for each, n_casts in zip(inputs, most.tolist(), strict=True):
+        count[_HALVES[each.value(1)]] += each.numel(0) * n_casts
     return count.total(), max(count, key=count.__getitem__, default="")

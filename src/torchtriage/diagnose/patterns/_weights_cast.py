@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from torchtriage.core.trace.op_inputs import Inputs, inputs_of
+from torchtriage.core.trace.op_inputs import Inputs, inputs_of, where_inputs
 from torchtriage.diagnose.patterns.base import Ints, Kind, Trace
 
 _LAYERS = r"^aten::(linear|addmm|matmul|conv\d?d?|convolution|conv_transpose\dd)$"
@@ -12,6 +12,9 @@ def of_weights(trace: Trace, casts: Ints) -> Ints:
     """Return those of the casts that are of a weight: it has the shape of an input of the layer, but not its first."""
     layer = trace.tree.nearest(casts, trace.matching(_LAYERS, Kind.OP))
     rows, layer = casts[layer >= 0], layer[layer >= 0]
+    # with more dimensions, the factors of attention: both are activations
+    batched = trace.named("aten::matmul")[layer] & where_inputs(trace, layer, lambda each: len(each.shape(1)) != 2)
+    rows, layer = rows[~batched], layer[~batched]
     if not len(rows):
         return rows
     own, which = inputs_of(trace, rows)

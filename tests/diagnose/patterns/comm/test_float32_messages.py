@@ -78,6 +78,18 @@ def test_quiet_where_other_layers_compute_in_half_precision():
     assert not sharded(side=SIDE // 4).claims(find)
 
 
+def test_quiet_where_the_factors_of_attention_are_cast():
+    builder = sharded(casts=False)
+    query, key = [8, 16, SIDE, 64], [8, 16, 64, SIDE]
+    for index in range(4):
+        at = 20_000.0 * index + 1_000
+        builder.op("aten::matmul", at, 20, dims=[query, key], types=["float", "float"], concrete=["", ""])
+        for place, shape in enumerate((query, key)):
+            cast = {"dims": [shape, []], "types": ["float", "Scalar"], "concrete": ["", "15"]}
+            builder.op("aten::_to_copy", at + 2 + 6 * place, 5, **cast)
+    assert not builder.claims(find)
+
+
 def test_quiet_where_micro_batches_cast_a_quarter_each():
     builder = sharded(side=SIDE // 2)
     for index in range(4):

@@ -210,7 +210,16 @@ def test_on_the_host_the_wait_halves():
     assert not on_the_host(dtype="c10::BFloat16").claims(find)
 
 
-def replicated(*, dtype="Float", casts=True, compute=300.0, passes=1):
+def test_the_fix_names_the_type_the_layers_compute_in():
+    (claim,) = on_the_host().claims(find)
+    assert "bfloat16" not in claim.fix.text + claim.fix.code
+    assert "param_dtype=torch.float16, reduce_dtype=torch.float32" in claim.fix.code
+    (claim,) = replicated(target="5").claims(find)
+    assert "float16" in claim.fix.text
+    assert "fp16_compress_hook" in claim.fix.code
+
+
+def replicated(*, dtype="Float", casts=True, target="15", compute=300.0, passes=1):
     """Add four steps of DDP on a GPU: two all-reduces of 1 ms in a step, exposed, and some computation before them."""
     builder = TraceBuilder(distributedInfo={"rank": 0, "world_size": 8, "backend": "nccl"})
     for index in range(4):
@@ -219,7 +228,7 @@ def replicated(*, dtype="Float", casts=True, compute=300.0, passes=1):
         for place in range(passes):
             builder.annotation("DistributedDataParallel.forward", at + 10 + 280 * place, 100)
         if casts:
-            cast_weight(builder, at + 20)
+            cast_weight(builder, at + 20, target=target)
         builder.launch(at + 60, 5, at + 70, compute)
         for bucket in range(2):
             host, begin = at + 200 + 100 * bucket, at + 100 + compute + 1000 * bucket

@@ -11,7 +11,8 @@ Cost: half of the exposed transfer, without the waiting for late ranks. Low coun
     Reductions count at the high end only. The casts and copies that go as well are not counted.
 Fix: FSDP2: ``MixedPrecisionPolicy(param_dtype=torch.bfloat16)``, FSDP1: ``MixedPrecision``: parameters are cast before
     they are gathered, the optimizer keeps its float32 shards, and autocast may stay for what it keeps in float32. Both
-    then reduce gradients in bfloat16 too, unless ``reduce_dtype=torch.float32`` is given. DDP: ``bf16_compress_hook``.
+    then reduce gradients in that type too, unless ``reduce_dtype=torch.float32`` is given. DDP: ``bf16_compress_hook``.
+    Where the layers compute in float16, ``torch.float16`` and ``fp16_compress_hook``.
 Leave it when: parameters outside the products need float32 in the layers themselves. Many reduce gradients in float32
     on purpose, as sums over many ranks lose digits in half precision: compare losses before you change that.
 Source: PyTorch documentation, ``fully_shard``, ``MixedPrecisionPolicy``, and "DDP Communication Hooks"; measured: two
@@ -19,6 +20,7 @@ Source: PyTorch documentation, ``fully_shard``, ``MixedPrecisionPolicy``, and "D
 """
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,7 +111,7 @@ def _sharded(trace: Trace, found: Collectives, full: Mask, casts: float, half: s
             **given(exposed_reductions_ms_per_step=ms(reduced_ns / steps.n_steady)),
         },
         certainty="likely" if trace.has_shapes else "hint",
-        fix=FIX,
+        fix=_in_type(FIX, half),
     )
 
 
@@ -143,8 +145,16 @@ def _replicated(trace: Trace, found: Collectives, full: Mask, casts: float, half
             "computes_in": half,
         },
         certainty="hint",
-        fix=_FIX_DDP,
+        fix=_in_type(_FIX_DDP, half),
     )
+
+
+def _in_type(fix: Fix, half: str) -> Fix:
+    """Return the fix in the type the layers compute in; bfloat16 where that was not recorded."""
+    if half != "float16":
+        return fix
+    code = fix.code.replace("bfloat16", half).replace("bf16_", "fp16_")
+    return replace(fix, text=fix.text.replace("bfloat16", half), code=code)
 
 
 def _claim(

@@ -37,7 +37,7 @@ MOST_FUNCTIONS, MOST_LINES, AROUND = 3, 300, 30
 MOST_LISTED = 12
 """Lines that are told by their share of the step."""
 LONGEST_WHAT = 100
-_BACKWARD = re.compile(r"backward\(|autograd\.grad\(")
+_CALLS_BACKWARD = re.compile(r"backward\(|autograd\.grad\(")
 _QUOTED = re.compile(r"(['\"]).*\1")
 FORM = {
     "type": "object",
@@ -218,7 +218,7 @@ def _own_lines(account: StepAccount, files: Files) -> Iterator[AccountLine]:
     for line in account.lines:
         path = files.path_of(Frame(line.file, line.line, line.function))
         rows = lines_of(files.text(path)) if path is not None else []
-        if not (line.line <= len(rows) and _BACKWARD.search(rows[line.line - 1])):
+        if not (line.line <= len(rows) and _CALLS_BACKWARD.search(rows[line.line - 1])):
             yield line
 
 

@@ -1,4 +1,4 @@
-"""Ranks exchange a few numbers in the middle of the step, and all wait there for whoever is last.
+"""Ranks exchange a few numbers between micro-batches, and all wait there for whoever is last.
 
 Looks like: in the recordings of all ranks no rank is late throughout, but between micro-batches, or between forward and
     backward pass, they exchange a loss, a count or a metric (512 bytes and less) at least twice in a step, come there
@@ -18,7 +18,7 @@ Source: PyTorch documentation, distributed communication; measured: 36 % of the 
 from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(
-    __name__, "COM101", "Ranks wait for each other at small exchanges within the step", order=427, needs="job"
+    __name__, "COM101", "Ranks wait for each other at exchanges of a few numbers", order=427, needs="job"
 )
 FIX = Fix(
     text="Sum the numbers up on each rank, and exchange them once per step, or once per line of the log.",

@@ -257,4 +257,4 @@ def row(trace: Trace, name: str, nth: int = 0) -> int:
 def rows(trace: Trace, kind: Kind) -> list[tuple[str, int, int]]:
     """Return name, start and duration of all events of a kind."""
     at = np.flatnonzero(trace.kind == kind).tolist()
-    return [(trace.name_of(one), int(trace.start_ns[one]), int(trace.dur_ns[one])) for one in at]
+    return [(trace.name_of(row), int(trace.start_ns[row]), int(trace.dur_ns[row])) for row in at]

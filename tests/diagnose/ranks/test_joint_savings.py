@@ -54,7 +54,7 @@ def matched(builders: list[TraceBuilder]) -> tuple[list[RankRecord], Matches, li
 def joint_savings(backward_us: tuple[float, ...], **more: float) -> JointSavings:
     builders = device_bound(backward_us)
     _, matches, steps = matched(builders)
-    return JointSavings([shrunk(one)[0] for one in builders], matches, steps, n_point_to_point=0, **more)
+    return JointSavings([shrunk(builder)[0] for builder in builders], matches, steps, n_point_to_point=0, **more)
 
 
 @pytest.mark.parametrize("fixed", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)])

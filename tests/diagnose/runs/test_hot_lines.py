@@ -310,8 +310,8 @@ def test_what_is_surely_the_same_file_is_told_apart_in_a_function(tmp_path: Path
         for line in order:
             built.look("work(", line, below=("numpy/lib/npyio.py:load",) if "image" in line else (), ms=5)
         built.step()
-    told = {finding.place.frame.line: finding.certainty for finding in found(built) if finding.place.frame}
-    assert told == {3: "certain", 4: "likely"}
+    certain = {finding.place.frame.line: finding.certainty for finding in found(built) if finding.place.frame}
+    assert certain == {3: "certain", 4: "likely"}
 
 
 def test_epochs_around_the_steps_read_no_other_file(tmp_path: Path) -> None:

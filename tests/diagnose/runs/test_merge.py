@@ -160,19 +160,19 @@ def test_a_graph_that_keeps_memory_on_one_rank_is_still_that_of_all(result: Resu
     graph, other = (on(finding("CFG043", cost(1, 2), line), 0, 1, 2, 3) for line in (10, 99))
     keeps = on(replace(finding("CFG043", None, 10), message="line 20 keeps it", also_explains=("MEM029",)), 1)
     job = replace(result, findings=(other, graph), checked=("CFG043", "MEM029"))
-    told = with_leaks(job, None, [keeps]).findings
-    assert len(told) == 2
-    assert other in told
+    findings = with_leaks(job, None, [keeps]).findings
+    assert len(findings) == 2
+    assert other in findings
     said = "line 20 keeps it; memory grows on rank 1"
-    assert replace(keeps, message=said, cost=graph.cost, ranks=graph.ranks) in told
+    assert replace(keeps, message=said, cost=graph.cost, ranks=graph.ranks) in findings
 
 
 def test_each_of_two_leaks_by_a_cause_without_a_place_is_told(result: Result) -> None:
     cause = on(finding("CFG043", cost(1, 2)), 0, 1, 2, 3)
     keeps = finding("CFG043", None, also_explains=("MEM029",))
     leaks = [on(replace(keeps, message=str(rank)), rank) for rank in (1, 2)]
-    told = with_leaks(replace(result, findings=(cause,), checked=("CFG043", "MEM029")), None, leaks).findings
-    assert sorted(item.message for item in told) == ["1; memory grows on rank 1", "2"]
+    findings = with_leaks(replace(result, findings=(cause,), checked=("CFG043", "MEM029")), None, leaks).findings
+    assert sorted(item.message for item in findings) == ["1; memory grows on rank 1", "2"]
 
 
 @pytest.mark.parametrize(("ranks", "stay"), [((0, 2, 3), (0, 2, 3)), ((0, 1, 2, 3), (0, 2, 3)), ((1,), ())])
@@ -180,5 +180,5 @@ def test_sure_growth_on_one_rank_leaves_what_others_showed(
     result: Result, ranks: tuple[int, ...], stay: tuple[int, ...]
 ) -> None:
     seen, sure = on(finding("MEM029", None), *ranks), on(finding("MEM029", None, certainty="certain"), 1)
-    told = with_leaks(replace(result, findings=(seen,), checked=("MEM029",)), None, [sure]).findings
-    assert sorted(told, key=lambda item: item.certainty) == [sure, *[on(seen, *stay)] * bool(stay)]
+    findings = with_leaks(replace(result, findings=(seen,), checked=("MEM029",)), None, [sure]).findings
+    assert sorted(findings, key=lambda item: item.certainty) == [sure, *[on(seen, *stay)] * bool(stay)]

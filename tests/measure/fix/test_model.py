@@ -260,8 +260,8 @@ def test_a_model_hears_which_of_the_lines_shown_take_most(project):
     ask = lambda questions: asked.extend(questions) or [(None, "no")]  # noqa: E731
     account = _account((10, 0.6, "operators"), (11, 0.1, "printing"), (400, 0.2, "Python"), gradients=((8, 0.25),))
     ModelProposer(ask).propose([finding(project / "acme.py")], Files(project), account)
-    told = "file1.py line 10 60 % operators, file1.py line 8 25 % gradients, file1.py line 11 10 % printing"
-    assert f"lines by their share of the step: {told}\n" in asked[0].text
+    spent = "file1.py line 10 60 % operators, file1.py line 8 25 % gradients, file1.py line 11 10 % printing"
+    assert f"lines by their share of the step: {spent}\n" in asked[0].text
 
 
 def test_times_are_told_of_the_file_they_are_of_and_of_gradients_once(project):

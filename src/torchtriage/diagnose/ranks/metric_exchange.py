@@ -49,21 +49,25 @@ def metric_exchange(job: RanksTogether) -> Finding | None:
         return None
     if not any(len(rank.exchanges.rows) for rank in job.ranks):
         return None
-    groups = [_meetings(job, group) for group in job.matches.groups if not group.fault and len(group)]
+    meetings = [_meetings(job, group) for group in job.matches.groups if not group.fault and len(group)]
     # several groups exchange at the same time: each rank has its own sum
     counts, transfers = np.zeros(len(job.ranks)), np.zeros(len(job.ranks))
-    for one in groups:
-        counts[one.group.members] += one.counted.sum() / n_steps
-        transfers[one.group.members] += np.maximum(one.group.transfer_ns[one.counted], 0).sum() / n_steps
+    for meeting in meetings:
+        counts[meeting.group.members] += meeting.counted.sum() / n_steps
+        transfers[meeting.group.members] += np.maximum(meeting.group.transfer_ns[meeting.counted], 0).sum() / n_steps
     if counts.max() < FEWEST:
         return None
-    gain = _gain_ns(job, groups)
+    gain = _gain_ns(job, meetings)
     if gain < MIN_SHARE * step_ns:
         return None
-    waited = sum(int(one.wait_ns[one.counted].sum()) for one in groups) / n_steps / len(job.ranks)
+    waited = sum(int(meeting.wait_ns[meeting.counted].sum()) for meeting in meetings) / n_steps / len(job.ranks)
     sent = float(transfers.max())
-    last = np.bincount(np.concatenate([one.group.members[one.group.late[one.counted]] for one in groups]))
-    names = tuple(sorted({one.group.name[at] for one in groups for at in np.flatnonzero(one.counted).tolist()})[:3])
+    last = np.bincount(
+        np.concatenate([meeting.group.members[meeting.group.late[meeting.counted]] for meeting in meetings])
+    )
+    names = tuple(
+        sorted({meeting.group.name[at] for meeting in meetings for at in np.flatnonzero(meeting.counted).tolist()})[:3]
+    )
     found = job_finding(
         job,
         EXCHANGES,
@@ -84,7 +88,7 @@ def metric_exchange(job: RanksTogether) -> Finding | None:
     )
     stack = next((rank.exchanges.stack for rank in job.ranks if rank.exchanges.stack), ())
     place = Place(lane=found.place.lane, ops=names, frame=stack[0] if stack else None, stack=stack)
-    return replace(found, place=place, n_events=sum(int(one.counted.sum()) for one in groups))
+    return replace(found, place=place, n_events=sum(int(meeting.counted.sum()) for meeting in meetings))
 
 
 def with_exposed(
@@ -118,7 +122,7 @@ def _meetings(job: RanksTogether, group: GroupMatch) -> _Meetings:
     return _Meetings(group, small, first & np.isin(group.step, job.steady), wait, held)
 
 
-def _gain_ns(job: RanksTogether, groups: Sequence[_Meetings]) -> float:
+def _gain_ns(job: RanksTogether, meetings: Sequence[_Meetings]) -> float:
     """Return what a steady step gains in the mean when nobody waits at the exchanges.
 
     The meetings are gone through in their order: behind an exchange each rank goes on earlier by what it waited there;
@@ -126,18 +130,18 @@ def _gain_ns(job: RanksTogether, groups: Sequence[_Meetings]) -> float:
     """
     earlier = np.zeros(len(job.ranks), np.int64)
     reached: dict[int, int] = {}
-    last = [one.group.last_two_ns[:, 1].tolist() for one in groups]
+    last = [meeting.group.last_two_ns[:, 1].tolist() for meeting in meetings]
     order = sorted((when, place, at) for place, ends in enumerate(last) for at, when in enumerate(ends))
     for last_ns, place, at in order:
-        one = groups[place]
-        members, wait = one.group.members, one.wait_ns[at]
+        meeting = meetings[place]
+        members, wait = meeting.group.members, meeting.wait_ns[at]
         before = earlier[members]
-        if one.small[at]:
+        if meeting.small[at]:
             earlier[members] = before + wait
         else:
-            leave = last_ns - int((one.group.start_ns[at] - before).max())
-            earlier[members] = np.where(one.held[at], np.minimum(leave, before + wait), before)
-        reached[int(one.group.step[at])] = int(earlier.min())
+            leave = last_ns - int((meeting.group.start_ns[at] - before).max())
+            earlier[members] = np.where(meeting.held[at], np.minimum(leave, before + wait), before)
+        reached[int(meeting.group.step[at])] = int(earlier.min())
     steps = sorted(step for step in reached if step >= 0)
     gain = dict(zip(steps, np.diff([0, *(reached[step] for step in steps)]).tolist(), strict=True))
     return sum(gain.get(step, 0) for step in job.steady.tolist()) / len(job.steady)

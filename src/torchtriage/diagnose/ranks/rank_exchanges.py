@@ -47,7 +47,7 @@ def rank_exchanges(trace: Trace) -> RankExchanges:
         return RankExchanges(np.empty(0, np.int64), np.empty(0, np.int64))
     op, rows = _small(trace, found)
     updates = trace.start_ns[(trace.lane == trace.steps.lane) & trace.matching(r"^Optimizer\.step#")]
-    # where neither marks the end of a step, what the optimizer needs cannot be told from what a log does
+    # where neither marks the end of a step, what the optimizer needs looks like what a log does
     if not len(op) or (not len(updates) and len(trace.steps) < 2):
         none = rows[:0]
         return RankExchanges(none, none, known=bool(((found.enqueued_by >= 0) & (found.size_bytes >= 0)).any()))

@@ -110,16 +110,16 @@ def with_leaks(result: Judged, seen: WatchReport | None, found: Sequence[Finding
         for finding in result.findings
         if finding.code != LEAK or not (answered or _ranks(finding) <= grow)
     ]
-    told: list[Finding] = []
+    added: list[Finding] = []
     for leak in found:
         cause = next((finding for finding in findings if _is_cause(finding, leak)), None)
         if cause is not None:  # that memory grows by it on some ranks says nothing of the others, nor of its time
             findings.remove(cause)
             leak = replace(leak, message=leak.message + _where(leak, cause), cost=cause.cost, ranks=cause.ranks)
-        told.append(leak)
+        added.append(leak)
     return replace(
         result,
-        findings=tuple(sorted([*findings, *told], key=rank_order)),
+        findings=tuple(sorted([*findings, *added], key=rank_order)),
         healthy=result.healthy and not found,
         checked=tuple(sorted({*result.checked, LEAK})),
         not_checked=tuple(entry for entry in result.not_checked if entry.code != LEAK),
@@ -127,7 +127,7 @@ def with_leaks(result: Judged, seen: WatchReport | None, found: Sequence[Finding
 
 
 def _is_cause(finding: Finding, leak: Finding) -> bool:
-    """Return whether a finding is the cause that a leak is told with."""
+    """Return whether a finding is the cause of a leak, and stands for both."""
     if finding.code != leak.code or leak.code == LEAK or not _ranks(leak) <= _ranks(finding):
         return False
     mine, its = finding.place.frame, leak.place.frame

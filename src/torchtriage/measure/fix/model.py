@@ -35,7 +35,7 @@ MOST_ASKED = 8
 """Findings, those that matter most first."""
 MOST_FUNCTIONS, MOST_LINES, AROUND = 3, 300, 30
 MOST_LISTED = 12
-"""Lines that are told by their share of the step."""
+"""Lines in a question, by their share of the step."""
 LONGEST_WHAT = 100
 _CALLS_BACKWARD = re.compile(r"backward\(|autograd\.grad\(")
 _QUOTED = re.compile(r"(['\"]).*\1")
@@ -126,7 +126,7 @@ class ModelProposer:
     ) -> list[ModelAnswer]:
         """Return an answer for each finding that can be asked about.
 
-        ``account`` : of the step, whose lines the model is told with each finding.
+        ``account`` : of the step, whose lines are in each question.
 
         Raises UsageError: source cannot be redacted.
         """

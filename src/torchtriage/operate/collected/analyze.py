@@ -206,14 +206,14 @@ def _hour(hour: Any) -> str:
 def _compiling(own: _Requests) -> tuple[LatencyGroup, ...]:
     """Return the requests whose line first tells of a further recompilation on their device, and the others."""
     records, rows = own.records, own.rows
-    told = records.recompiles[rows]
-    known = told >= 0
+    counts = records.recompiles[rows]
+    known = counts >= 0
     if not known.any():
         return ()
     mask = np.zeros(len(rows), bool)
     for _, all_rows in _split(records.device[rows]):
         here = all_rows[known[all_rows]]
-        risen = np.maximum.accumulate(told[here])
+        risen = np.maximum.accumulate(counts[here])
         # all lines of a batch have the count at its end: those of the first with a new count ran while it rose
         first = np.flatnonzero(np.diff(risen, prepend=risen[:1]) > 0)
         at_s = records.at_s[rows[here]]

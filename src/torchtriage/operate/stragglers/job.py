@@ -70,14 +70,14 @@ class JobWatch:
         """Take what ranks tell at a moment of a clock that never goes back."""
         for rank, note in notes.items():
             self._take(rank, note, at_s)
-        told: list[Late | Lost | Hung] = [*self._find_lost(notes, at_s), *self._find_hung(notes, at_s)]
+        events: list[Late | Lost | Hung] = [*self._find_lost(notes, at_s), *self._find_hung(notes, at_s)]
         for number in sorted(self._windows):
             ranks = self._windows[number]
             if self._is_ready(number, ranks):
-                told += self.judge.update(number, ranks)
+                events += self.judge.update(number, ranks)
                 self._judged = number
         self._windows = {number: ranks for number, ranks in self._windows.items() if number > self._judged}
-        return told
+        return events
 
     def _take(self, rank: int, note: RankNote, at_s: float) -> None:
         if note.ended:

@@ -135,8 +135,8 @@ class Judge:
         if len(own) > 2:
             spreads = SPREADS_OF_FEW if len(own) < FEW else SPREADS
             limit = np.maximum(limit, spreads * MAD * np.median(np.abs(own - np.median(own))))
-        told = {late.rank for late in self.late}
-        limit = np.where([rank in told for rank in names], STAYS * limit, limit)
+        late_ranks = {late.rank for late in self.late}
+        limit = np.where([rank in late_ranks for rank in names], STAYS * limit, limit)
         late = _apart(own, (excess > limit) & (usual_wait - wait > WAITS_LESS * excess), _least(values))
         return {int(names[at]): (float(excess[at]), True) for at in np.flatnonzero(late)}
 

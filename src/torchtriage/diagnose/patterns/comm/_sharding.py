@@ -7,6 +7,7 @@ import numpy as np
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import Collectives
 from torchtriage.diagnose.patterns.base import Ints, Kind, Mask, Trace
+from torchtriage.diagnose.patterns.comm._gradient_reduces import REDUCES
 
 FSDP = r"^FSDP::|^FullyShardedDataParallel\."
 _GATHER = (
@@ -17,7 +18,6 @@ _GATHERS = r"(?i)all_?gather"
 _BACKWARD = r"^FullyShardedDataParallel\._(pre_backward_hook|(pre|post)_backward_prefetch)$"
 _ROOT = r"^FSDP::root_pre_forward$|^FullyShardedDataParallel\.forward$"
 _REDUCE = r"^FSDP::(root_)?post_backward|^FullyShardedDataParallel\._post_backward_hook$"
-_REDUCES = r"(?i)all_?reduce|reduce_?scatter"
 _FSDP1 = "FullyShardedDataParallel."
 
 
@@ -76,7 +76,7 @@ def gradient_reductions(found: Collectives) -> Mask:
     """Return bool[k]: the collectives with which FSDP reduces gradients."""
     trace, op = found.trace, np.maximum(found.enqueued_by, 0)
     within = trace.tree.nearest(op, trace.hosts & trace.matching(_REDUCE)) >= 0
-    return within & (found.enqueued_by >= 0) & trace.matching(_REDUCES)[op]
+    return within & (found.enqueued_by >= 0) & trace.matching(REDUCES)[op]
 
 
 def _by_order(trace: Trace, around: Ints, step: Ints, which: Ints, base: int) -> Ints:

@@ -106,7 +106,10 @@ class Flow:
         outer, self._turned = self._turned, []
         after: Held | None = held
         for _ in range(2):  # a turn begins with what the one before has left
-            after = _either(held, self._run(loop.body, _assigned(loop, after or {})), *self._turned)
+            before = after
+            after = _either(held, self._run(loop.body, _assigned(loop, before or {})), *self._turned)
+            if after == before:
+                break
         self._turned = outer
         return after
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from builder import TraceBuilder
 
+from torchtriage.core.finding import Finding
+from torchtriage.diagnose.ranks.job import judge
+from torchtriage.diagnose.ranks.job_detection import detect_jobs
 from torchtriage.diagnose.ranks.rank_record import RankRecord, build_record
 from torchtriage.diagnose.verdict.verdict import diagnose
 
@@ -18,6 +21,8 @@ TRANSFER = 1000.0
 FORWARD, BACKWARD, OPTIMIZER = 2000.0, 3000.0, 500.0
 HIDDEN = 2000.0
 N_SLOW = 50
+N_STEPS = 6
+TOKENS = 4096
 STEP_NUMBER = 10
 """Of the first step."""
 
@@ -193,3 +198,53 @@ def shifted(builder: TraceBuilder, by: float) -> TraceBuilder:
     for event in builder.events:
         event["ts"] += by
     return builder
+
+
+def ranks_of(n: int, **meta: Sequence[Any]) -> list[TraceBuilder]:
+    return [
+        TraceBuilder(
+            distributedInfo={
+                "backend": "nccl",
+                "rank": rank,
+                "world_size": n,
+                "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "ranks": list(range(n))}],
+            },
+            host_name="host",
+            **{key: values[rank] for key, values in meta.items()},
+        )
+        for rank in range(n)
+    ]
+
+
+def meet(
+    builders: Sequence[TraceBuilder],
+    at: Sequence[float],
+    name: str,
+    nelems: Sequence[int] | None = None,
+    took: float = 200,
+) -> list[float]:
+    end = max(at) + took
+    for rank, builder in enumerate(builders):
+        all_reduce(
+            builder, at[rank], end, len(builders), name=name, nelems=nelems[rank] if nelems is not None else TOKENS
+        )
+    return [end + 10] * len(builders)
+
+
+def steps_of(builders: list[TraceBuilder], arrive: Callable[[int, float], list[float]]) -> list[TraceBuilder]:
+    """Return the ranks after steps that end with a collective; ``arrive`` : when each comes to it."""
+    begin = 1000.0
+    for step in range(N_STEPS):
+        end = meet(builders, arrive(step, begin + 20), "allreduce")[0] + 20
+        for builder in builders:
+            builder.step(10 + step, begin, end - begin)
+        begin = end + 5
+    for builder in builders:
+        builder.profiler_stop(begin + 10, 20)
+    return builders
+
+
+def found(builders: list[TraceBuilder]) -> dict[str, Finding]:
+    ranks = records(builders)
+    (job,) = detect_jobs(ranks)
+    return {finding.code: finding for finding in judge(ranks, job, min_share=0.01).findings}

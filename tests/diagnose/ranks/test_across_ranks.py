@@ -7,64 +7,16 @@ from typing import Any
 
 import pytest
 from builder import TraceBuilder
-from diagnose.ranks.jobs import all_reduce, records
+from diagnose.ranks.jobs import N_STEPS, found, meet, ranks_of, records, steps_of
 
-from torchtriage.core.finding import Finding
 from torchtriage.diagnose.ranks.job import judge
 from torchtriage.diagnose.ranks.job_detection import detect_jobs
-
-N_STEPS = 6
-TOKENS = 4096
-
-
-def ranks_of(n: int, **meta: Sequence[Any]) -> list[TraceBuilder]:
-    return [
-        TraceBuilder(
-            distributedInfo={
-                "backend": "nccl",
-                "rank": rank,
-                "world_size": n,
-                "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "ranks": list(range(n))}],
-            },
-            host_name="host",
-            **{key: values[rank] for key, values in meta.items()},
-        )
-        for rank in range(n)
-    ]
 
 
 def kernel(builder: TraceBuilder, at: float, dur: float, name: str) -> float:
     builder.op("aten::op", at - 6, 4)
     builder.launch(at - 5, 2, at, dur, name)
     return at + dur
-
-
-def meet(
-    builders: Sequence[TraceBuilder],
-    at: Sequence[float],
-    name: str,
-    nelems: Sequence[int] | None = None,
-    took: float = 200,
-) -> list[float]:
-    end = max(at) + took
-    for rank, builder in enumerate(builders):
-        all_reduce(
-            builder, at[rank], end, len(builders), name=name, nelems=nelems[rank] if nelems is not None else TOKENS
-        )
-    return [end + 10] * len(builders)
-
-
-def steps_of(builders: list[TraceBuilder], arrive: Callable[[int, float], list[float]]) -> list[TraceBuilder]:
-    """Return the ranks after steps that end with a collective; ``arrive`` : when each comes to it."""
-    begin = 1000.0
-    for step in range(N_STEPS):
-        end = meet(builders, arrive(step, begin + 20), "allreduce")[0] + 20
-        for builder in builders:
-            builder.step(10 + step, begin, end - begin)
-        begin = end + 5
-    for builder in builders:
-        builder.profiler_stop(begin + 10, 20)
-    return builders
 
 
 def experts(
@@ -89,12 +41,6 @@ def experts(
         return meet(builders, at, "all_to_all", load, took)
 
     return steps_of(builders, arrive)
-
-
-def found(builders: list[TraceBuilder]) -> dict[str, Finding]:
-    ranks = records(builders)
-    (job,) = detect_jobs(ranks)
-    return {finding.code: finding for finding in judge(ranks, job, min_share=0.01).findings}
 
 
 # -- experts -------------------------------------------------------------------------------------
@@ -470,157 +416,3 @@ def test_batches_that_are_long_for_all_ranks_are_silent():
 
 def test_sizes_that_no_trace_would_say_are_silent():
     found(batches(4, lambda step, rank: -(10**30) * turns(step, rank), lambda step, rank: float(turns(step, rank))))
-
-
-# -- exchanges within the step -------------------------------------------------------------------
-
-N_MICRO = 4
-
-
-def accumulating(
-    us: Callable[[int, int], float],
-    place: str,
-    *,
-    nelems: int = 1,
-    reduced: int = 1,
-    took: float = 20,
-    times: int = 1,
-    lines: bool = False,
-    n_groups: int = 1,
-) -> list[TraceBuilder]:
-    """Return ranks that compute so long in each micro-batch, by number and rank, and exchange a number meanwhile.
-
-    ``place`` : ``after`` a backward pass, ``loss`` between forward and backward pass, in a ``layer``, before the
-    ``optimizer`` alone, after the first backward pass ``once``, or ``""`` nowhere. ``n_groups`` : of four ranks,
-    each of which exchanges its own. ``reduced`` : micro-batches of each step that reduce gradients, the last.
-    ``took`` : microseconds of an exchange. ``times`` : exchanges in a row.
-    """
-    builders = ranks_of(4 * n_groups)
-
-    def exchange(at: list[float]) -> list[float]:
-        for _ in range(times):
-            for rank, builder in enumerate(builders):
-                builder.op("c10d::allreduce_", at[rank] - 10, 7)
-                if lines:
-                    builder.frame("train.py(31): train", at[rank] - 20, 30)
-            at = [when for group in range(n_groups) for when in exchange_in(group, at)]
-        return at
-
-    def exchange_in(group: int, at: list[float]) -> list[float]:
-        members = list(range(4 * group, 4 * group + 4))
-        end = max(at[rank] for rank in members) + took
-        for rank in members:
-            all_reduce(builders[rank], at[rank], end, 4, group=str(group + 1), ranks=members, nelems=nelems)
-        return [end + 30] * 4
-
-    def compute(at: list[float], name: str, part: float, micro: int) -> list[float]:
-        out = []
-        for rank, builder in enumerate(builders):
-            builder.op(name, at[rank] - 6, 4)
-            builder.op("aten::mm", at[rank] - 5.5, 3)
-            dur = us(micro, rank % 4) * part
-            builder.launch(at[rank] - 5, 2, at[rank], dur, "gemm")
-            out.append(at[rank] + dur + 20)
-        return out
-
-    def arrive(_step: int, begin: float) -> list[float]:
-        at = [begin] * len(builders)
-        for micro in range(N_MICRO):
-            at = compute(at, "aten::linear", 0.25, micro)
-            at = exchange(at) if place == "layer" else at
-            at = compute(at, "aten::linear", 0.25, micro)
-            at = exchange(at) if place == "loss" else at
-            at = compute(at, "autograd::engine::evaluate_function: MmBackward0", 0.5, micro)
-            if N_MICRO - reduced <= micro < N_MICRO - 1:
-                at = [when + 20 for when in meet(builders, at, "allreduce")]
-            at = exchange(at) if micro < {"after": N_MICRO - 1, "once": 1}.get(place, 0) else at
-        at = exchange(at) if place == "optimizer" else at
-        for rank, builder in enumerate(builders):
-            builder.annotation("Optimizer.step#SGD.step", at[rank] - 5, 4)
-        return at
-
-    return steps_of(builders, arrive)
-
-
-def by_turns(micro: int, rank: int) -> float:
-    return 3000.0 if micro == rank else 1000.0
-
-
-def test_ranks_that_exchange_a_number_after_each_micro_batch_wait_for_the_longest():
-    both = found(accumulating(by_turns, "after"))
-    one = both["COM101"]
-    assert one.cost is not None
-    assert one.evidence["n_exchanges_per_step"] == 3
-    # 4 x 3 ms, and 6 ms where nobody waits; and the three exchanges take 20 us each
-    assert one.cost.low_ms == pytest.approx(0.8 * 6, rel=0.02)
-    assert one.cost.high_ms == pytest.approx(6.06 / 0.8, rel=0.02)
-    assert one.severity == "high"
-    assert "COM035" not in both
-
-
-def test_exposed_communication_that_goes_with_the_exchanges_is_theirs():
-    both = found(accumulating(by_turns, "after", took=500))
-    assert "COM035" not in both
-    assert both["COM101"].also_explains == ("COM035",)
-
-
-def test_the_line_of_an_exchange_is_named():
-    frame = found(accumulating(by_turns, "after", lines=True))["COM101"].place.frame
-    assert frame is not None
-    assert (frame.file, frame.function) == ("train.py", "train")
-
-
-def test_a_loss_that_is_exchanged_before_its_backward_pass_is_found():
-    assert "COM101" in found(accumulating(by_turns, "loss"))
-
-
-def test_groups_that_exchange_at_the_same_time_are_not_added_up():
-    one, four = (found(accumulating(by_turns, "after", took=300, n_groups=n))["COM101"] for n in (1, 4))
-    assert four.evidence["n_exchanges_per_step"] == one.evidence["n_exchanges_per_step"] == 3
-    assert one.cost is not None
-    assert four.cost is not None
-    assert four.cost.high_ms == pytest.approx(one.cost.high_ms, rel=0.02)
-
-
-def test_where_sizes_are_not_recorded_exchanges_are_not_checked():
-    builders = accumulating(by_turns, "after")
-    for builder in builders:
-        for event in builder.events:
-            event.get("args", {}).pop("In msg nelems", None)
-    ranks = records(builders)
-    (job,) = detect_jobs(ranks)
-    result = judge(ranks, job, min_share=0.01)
-    assert "COM101" not in result.checked
-    (entry,) = (entry for entry in result.not_checked if entry.code == "COM101")
-    assert "record_shapes=True" in entry.how_to_record
-
-
-@pytest.mark.parametrize("place", ["", "layer", "optimizer", "once"])
-def test_what_layers_and_the_optimizer_need_is_no_exchange_for_a_log(place: str):
-    assert "COM101" not in found(accumulating(by_turns, place))
-
-
-def test_messages_are_no_exchanges_of_a_few_numbers():
-    assert "COM101" not in found(accumulating(by_turns, "after", nelems=4096))
-
-
-def test_exchanges_are_free_where_ranks_meet_anyway():
-    assert "COM101" not in found(accumulating(by_turns, "after", reduced=N_MICRO))
-
-
-def test_the_latency_of_many_exchanges_in_a_row_is_not_waiting():
-    one, several = (found(accumulating(by_turns, "after", took=100, times=times))["COM101"] for times in (1, 5))
-    assert several.evidence["n_exchanges_per_step"] == one.evidence["n_exchanges_per_step"]
-    assert several.cost is not None
-    assert one.cost is not None
-    assert several.cost.high_ms == pytest.approx(one.cost.high_ms, rel=0.02)
-
-
-def test_exchanges_of_even_ranks_are_free():
-    assert "COM101" not in found(accumulating(lambda micro, _: 1000.0 + 500 * micro, "after"))
-
-
-def test_exchanges_do_not_matter_where_one_rank_is_late():
-    both = found(accumulating(lambda _, rank: 3000.0 if rank == 2 else 1000.0, "after"))
-    assert "COM036" in both
-    assert "COM101" not in both

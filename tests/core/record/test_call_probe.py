@@ -419,23 +419,3 @@ def test_variables_with_subnormal_numbers_are_named() -> None:
     (found,) = probe.subnormal()
     assert (found["name"], found["function"], found["shape"]) == ("self.held", "step", (100, 100))
     assert found["share"] == 1.0
-
-
-@pytest.mark.torch
-def test_losses_that_ignore_most_labels_are_named() -> None:
-    torch = pytest.importorskip("torch")
-    loss = torch.nn.CrossEntropyLoss()
-    few = torch.full((100,), -100)
-    few[:10] = 3
-    probe = CallProbe()
-    probe.start()
-    for _ in range(2):
-        loss(torch.rand(100, 300), few)
-        loss(torch.rand(100, 300), few.clamp(min=0))
-        loss(torch.rand(100, 10), few)
-        loss(torch.rand(100, 300), torch.rand(100, 300))
-        probe.step()
-    probe.stop()
-    (found,) = probe.unlabelled()
-    assert (found["share"], found["rows"], found["classes"]) == (0.9, 100, 300)
-    assert (found["file"], found["function"]) == (__file__, "test_losses_that_ignore_most_labels_are_named")

@@ -14,6 +14,7 @@ import torchtriage as tt
 from torchtriage.api.traces import sample_path
 from torchtriage.core.finding import Cost, Finding, Frame, Place
 from torchtriage.core.trace import Trace
+from torchtriage.diagnose.runs.loaders import causes_first
 from torchtriage.diagnose.runs.result import RecordedRun, WatchedMemory
 from torchtriage.diagnose.runs.run_folder import Recording
 from torchtriage.diagnose.runs.sampled import _order, untraced, with_samples
@@ -169,6 +170,22 @@ def test_the_line_that_the_loader_spends_its_time_at_comes_first(tmp_path: Path)
         assert result.joint_cost is not None
         highs = [found.cost.high_ms for found in result.findings if found.cost is not None]
         assert result.joint_cost.high_ms == max(highs)
+
+
+def test_needless_work_in_the_loader_comes_before_the_advice_to_load_elsewhere(tmp_path: Path) -> None:
+    built = SamplesBuilder(tmp_path, SAMPLE)
+    for _ in range(20):
+        for _ in range(3):
+            built.between(MAIN, NEXT, below=(LOADER, READ), inner="return scaled")
+        built.look(MAIN, FORWARD, below=(OP,))
+        built.step()
+    at = next(number for number, line in enumerate(SAMPLE.splitlines(), 1) if "return scaled" in line)
+    loop = built.loop()
+    assert loop is not None
+    loading, needless = finding("DAT018", 0.5, 16.0, 7), finding("KRN105", 0.2, 16.0, at)
+    assert [found.code for found in causes_first((loading, needless), loop)] == ["KRN105", "DAT018"]
+    elsewhere = finding("KRN105", 0.2, 16.0, 1)
+    assert [found.code for found in causes_first((loading, elsewhere), loop)] == ["DAT018", "KRN105"]
 
 
 def test_what_the_source_shows_on_the_way_is_the_same_finding(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ For a step or two ``sys.setprofile`` reports the calls of one thread. Of each ca
 each module that they call, a digest of the inputs and of the result is kept: values of numbers and texts, shape, sum
 and up to a thousand elements of tensors and arrays. Each row of a module's first tensor gets its own digest, kept with
 some elements of the matching row of the result: a sliding window repeats most rows. Where a function of the user's
-returns, its tensors are looked at for subnormal numbers, and the labels of ``cross_entropy`` for those that it ignores.
+returns, its tensors are looked at for subnormal numbers.
 Nothing of the script's is held.
 
 Standard library only; torch and numpy are looked up where the script has imported them.
@@ -16,14 +16,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from itertools import count
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeAlias
 
-from torchtriage.core.record.stacks import is_library, of_the_user, user_call
+from torchtriage.core.record.stacks import is_library, of_the_user
 
 MOST_CALLS = 200
 """Calls of one function in a step whose inputs and results are read; more are counted."""
@@ -45,8 +45,6 @@ SCALARS = (bool, int, float, complex, str, bytes)
 COMPILER = f"{os.sep}_dynamo{os.sep}convert_frame.py"
 MODULE_CALL = "_wrapped_call_impl"
 BACKWARD, BACKWARD_FILE = ("backward", "grad"), f"{os.sep}autograd{os.sep}__init__.py"
-LOSS, LOSS_FILE = "cross_entropy", f"{os.sep}nn{os.sep}functional.py"
-FEW_LABELLED, MANY_CLASSES = 0.5, 256
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class CallProbe:
     """Reads the calls of the thread that starts it, from :meth:`start` to :meth:`stop`; steps end at :meth:`step`."""
 
     def __init__(self) -> None:
-        # 0: not, 1: a function of the user's, 2: a module's call, 3: a loss, 4: a backward pass
+        # 0: not, 1: a function of the user's, 2: a module's call, 3: a backward pass
         self._wanted: dict[CodeType, int] = {}
         # by frame: key, digest of inputs, digests of the rows of a module's, begin
         self._open: dict[int, tuple[tuple[Any, ...], int, list[int], int]] = {}
@@ -116,7 +114,6 @@ class CallProbe:
         self._n_calls: dict[tuple[Any, ...], int] = {}
         self._counted: dict[tuple[Any, ...], int] = {}  # of the last whole step
         self._subnormal: dict[tuple[str, int, str], Subnormal] = {}
-        self._unlabelled: dict[tuple[str, int, str], dict[str, Any]] = {}
         self._n_steps = self._n_backward = self._n_events = self._own_ns = 0
         self._incomplete = False
         self._until_ns = 0
@@ -181,7 +178,7 @@ class CallProbe:
         if kind < 0 or begun > self._until_ns:  # a compiler at work, or a step without an end
             self._cut()
             return
-        if kind == 4:
+        if kind == 3:
             if self._last_module < self._n_backward:
                 self._passed_twice.add(self._last_module)
             self._n_backward += 1
@@ -190,10 +187,6 @@ class CallProbe:
         if caller is None or (kind == 2 and is_library(caller.f_code.co_filename)):
             return
         code, given = frame.f_code, frame.f_locals
-        if kind == 3:
-            self._look_for_labels(frame, given)
-            self._own_ns += time.perf_counter_ns() - begun
-            return
         name = getattr(code, "co_qualname", code.co_name)
         place = (code.co_filename, name, code.co_firstlineno)
         if kind == 2:
@@ -233,29 +226,6 @@ class CallProbe:
             if share >= FEW_SUBNORMAL and (place not in self._subnormal or self._subnormal[place].share < share):
                 self._subnormal[place] = Subnormal(*place, code.co_name, share, tuple(held.shape))
         self._own_ns += time.perf_counter_ns() - begun
-
-    def _look_for_labels(self, frame: FrameType, given: Mapping[str, Any]) -> None:
-        torch: Any = sys.modules["torch"]
-        logits: Any = given.get("input")
-        labels: Any = given.get("target")
-        plain = type(labels) is torch.Tensor and type(logits) is torch.Tensor
-        if not plain or is_watched(torch, "cpu") or labels.is_floating_point():
-            return
-        n_rows, classes = labels.numel(), logits.shape[1] if logits.dim() > 1 else 0
-        readable = labels.device.type == "cpu" and n_rows <= LARGEST
-        if not readable or not n_rows or classes < MANY_CLASSES or logits.numel() != n_rows * classes:
-            return
-        with torch.no_grad():
-            share = float((labels == given.get("ignore_index", -100)).double().mean())
-        place = user_call(frame.f_back)
-        if share >= FEW_LABELLED and place[1]:
-            file, line, function = place
-            facts = {"file": file, "line": line, "function": function, "share": share, "rows": n_rows}
-            self._unlabelled[place] = facts | {"classes": classes}
-
-    def unlabelled(self) -> list[dict[str, Any]]:
-        """Return the losses most of whose labels they ignore, as JSON values."""
-        return list(self._unlabelled.values())[:ITEMS]
 
     def subnormal(self) -> list[dict[str, Any]]:
         """Return the variables with subnormal numbers, those with most of them first, as JSON values."""
@@ -298,10 +268,8 @@ def _kind(code: CodeType) -> int:
     file = code.co_filename
     if code.co_name == MODULE_CALL:
         return 2
-    if code.co_name == LOSS and file.endswith(LOSS_FILE):
-        return 3
     if code.co_name in BACKWARD and file.endswith(BACKWARD_FILE):
-        return 4
+        return 3
     if is_library(file):
         return -1 if file.endswith(COMPILER) else 0
     # what is suspended returns many times; a comprehension and a module's body are part of what is around them

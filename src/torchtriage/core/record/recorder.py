@@ -64,7 +64,8 @@ class RecordPlan:
 
     ``early_light`` and ``early_heavy`` steps are recorded at once, for a loop that may end soon; the
     later recordings take their place. The early heavy one is left out while something is compiled.
-    In the next ``calls`` steps the inputs and results of functions are compared.
+    In the next ``calls`` steps the inputs and results of functions are compared, and in one more (0: in none) what
+    operators read is noted.
     ``warmup`` steps are not looked at. ``timing_steps`` unprofiled ones at least are timed, for
     ``min_timing_s`` at least, until their time has settled, or ``max_timing_steps`` or
     ``max_timing_s`` are reached (0 steps: none are timed). Then ``light`` and ``heavy`` steps are
@@ -87,7 +88,7 @@ class RecordPlan:
     def n_steps(self) -> int:
         """About how many steps all of it takes."""
         recorded = self.early_light + self.early_heavy + self.light + self.heavy
-        return self.warmup + 2 * self.timing_steps + recorded + self.calls
+        return self.warmup + 2 * self.timing_steps + recorded + self.calls + (self.calls > 0)
 
 
 @dataclass
@@ -259,6 +260,7 @@ class Recorder:
             if capture is not None:
                 self._keep(capture, inside_step=True)
             self._evidence.end_calls()
+            self._evidence.end_unread()
         except Exception as error:
             self._failed(error)
         self._end(reason)
@@ -272,8 +274,11 @@ class Recorder:
     def _probing(self, now: int) -> None:
         self._phase_steps += 1
         self._evidence.calls_step()
-        if self._phase_steps >= self.plan.calls:
+        if self._phase_steps == self.plan.calls:
             self._evidence.end_calls()
+            self._evidence.begin_unread()
+        elif self._phase_steps > self.plan.calls:
+            self._evidence.end_unread()
             self._next()
 
     def _warm_up(self, now: int) -> None:
@@ -550,6 +555,7 @@ def _close_all() -> None:
 def _forget() -> None:
     for recorder in list(_live):
         recorder._evidence.end_calls()
+        recorder._evidence.end_unread()
         recorder._evidence.end_gradients()
         recorder._advance, recorder.state, recorder.ended = None, OFF, "forked"
     _live.clear()

@@ -1,15 +1,18 @@
 """In the script's process: what a few steps show that no recording holds.
 
-Calls that repeat with equal inputs, numbers too small to be fast, gradients that nobody uses.
+Calls that repeat with equal inputs, numbers too small to be fast, results and gradients that nobody uses.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchtriage.core.record.call_probe import CallProbe
 from torchtriage.core.record.unused_gradients import GradientWatch
+
+if TYPE_CHECKING:  # here only the script imports torch
+    from torchtriage.core.record.unread_results import UnreadProbe
 
 MOST_CALLS = 100
 
@@ -23,7 +26,8 @@ class StepEvidence:
         self._gradients: GradientWatch | None = None
         self._calls: list[dict[str, Any]] = []
         self._subnormal: list[dict[str, Any]] = []
-        self._unlabelled: list[dict[str, Any]] = []
+        self._unread_probe: UnreadProbe | None = None
+        self._unread: list[dict[str, Any]] = []
         self._unused_gradients: dict[str, Any] | None = None
         self._thrown_gradients: list[dict[str, Any]] = []
 
@@ -42,7 +46,20 @@ class StepEvidence:
         probe, self._probe = self._probe, None
         if probe is not None:
             self._calls = probe.stop()[:MOST_CALLS]
-            self._subnormal, self._unlabelled = probe.subnormal(), probe.unlabelled()
+            self._subnormal = probe.subnormal()
+
+    def begin_unread(self) -> None:
+        """Note from here on what operators read."""
+        from torchtriage.core.record.unread_results import UnreadProbe
+
+        self._unread_probe = UnreadProbe()
+        self._unread_probe.start()
+
+    def end_unread(self) -> None:
+        """Keep what nobody read since; what it is about ends with the step."""
+        probe, self._unread_probe = self._unread_probe, None
+        if probe is not None:
+            self._unread = probe.stop()
 
     def gradients_step(self, nth: int, last: int) -> None:
         """Compare gradients after the first and the second step; see until step ``last`` which are thrown away."""
@@ -69,7 +86,7 @@ class StepEvidence:
         return {
             "calls": self._calls,
             "subnormal": self._subnormal,
-            "unlabelled": self._unlabelled,
+            "unread": self._unread,
             "unused_gradients": self._unused_gradients,
             "thrown_gradients": self._thrown_gradients,
         }

@@ -11,7 +11,9 @@ from torchtriage.diagnose.lint.base import lookup
 from torchtriage.diagnose.runs.account import STARTS_WORKERS, SampledLoop
 from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_looks, severity_of, share_cost
 
-LOADING, STARVED, AGAIN = "DAT018", "DAT019", "LCH105"
+LOADING, STARVED = "DAT018", "DAT019"
+NEEDLESS = ("LCH105", "DAT103", "KRN105")
+"""Codes of what need not be done at all: done already, read already, never read."""
 MIN_LOOKS = 4
 PAYS_MS = 5.0
 """Work for each batch below which handing it over to a process saves nothing for sure."""
@@ -86,9 +88,9 @@ def causes_first(findings: Sequence[Finding], loop: SampledLoop) -> tuple[Findin
 
 def spent_loading(finding: Finding, loop: SampledLoop) -> bool:
     """Whether a finding's line takes much of the time in which the loop loads batches itself."""
-    frame, again = finding.place.frame, finding.code == AGAIN
-    if frame is None or finding.cost is None or not (again or finding.family == "host"):
+    frame, needless = finding.place.frame, finding.code in NEEDLESS
+    if frame is None or finding.cost is None or not (needless or finding.family == "host"):
         return False
-    lines = {frame.line} if again else {frame.line, *finding.evidence.get("lines", ())}
-    least = MUCH_OF_IT if again else MOST_OF_IT
+    lines = {frame.line, *(frame.lines if needless else finding.evidence.get("lines", ()))}
+    least = MUCH_OF_IT if needless else MOST_OF_IT
     return finding.cost.high_ms > 0 and loop.loading_share_at(frame.file, lines) >= least * loop.loading_share

@@ -49,7 +49,7 @@ from torchtriage.diagnose.runs.source_hints import UNNAMED, with_source
 from torchtriage.diagnose.runs.source_view import SourceView, sequential
 from torchtriage.diagnose.runs.symptoms import one_of_each_cause, symptoms_last
 from torchtriage.diagnose.runs.threads import rival_threads
-from torchtriage.diagnose.runs.unlabelled import unlabelled_positions
+from torchtriage.diagnose.runs.unread_results import UNREAD, unread_results
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
 from torchtriage.diagnose.verdict.verdict_text import growth_first
 
@@ -104,7 +104,7 @@ def with_samples(
         found += restarted_workers(loop, step_ms)
         found += rival_threads(loop, samples, view, step_ms)
         found += backward_passes(recording, samples, loop, view, step_ms)
-        found += unlabelled_positions(recording, traces, loop, step_ms)
+        found += unread_results(recording.measured.get("unread") or (), roots, loop, step_ms)
     found += growing_memory(samples, growth, step_ms)
     known = _cautious(result, recording).findings
     if loop is not None:
@@ -211,7 +211,7 @@ def _at_its_cause(finding: Finding, view: SourceView) -> Finding:
     return replace(finding, place=replace(finding.place, frame=at, stack=(at, frame, *finding.place.stack[1:])))
 
 
-ROWS, FLOAT64, GARBAGE = "LCH017", "CPY012", "HST021"
+ROWS, FLOAT64, GARBAGE, UNREAD_ROWS = "LCH017", "CPY012", "HST021", "KRN075"
 ROWS_SURELY = 0.5
 """What working on all rows at once surely gives back of a loop over them; at most it is all of it."""
 
@@ -292,7 +292,9 @@ def _merged(known: Sequence[Finding], found: Sequence[Finding]) -> tuple[Finding
     others = [
         _at_its_line(finding, found)
         for finding in known
-        if not (finding.code in REPLACED and finding.code in named) and not _named_better(finding, found)
+        if not (finding.code in REPLACED and finding.code in named)
+        and not (finding.code == UNREAD_ROWS and UNREAD.code in named)
+        and not _named_better(finding, found)
     ]
     lines = {_line(finding) for finding in others}
     loads = any(finding.code in (LOADING, STARVED) for finding in others)

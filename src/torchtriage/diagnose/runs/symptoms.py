@@ -12,7 +12,7 @@ from torchtriage.diagnose.verdict.verdict_text import GROWTH_CERTAINTY
 
 ANYWHERE, THERE = ("LCH014",), ("HST114",)
 """Codes that say that time is lost, and not what for: in the whole step, or at a line."""
-WHY = ("CPY009", "CPY103", "LCH016", "LCH104", "LCH105")
+WHY = ("CPY009", "CPY103", "LCH016", "LCH104", "LCH105", "KRN105")
 GRAPH, GROWTH = "CFG043", "MEM029"
 MOST_LINES = 5
 LARGE, SOME = 0.33, 0.1

@@ -1,0 +1,289 @@
+"""What nobody reads: steps in which it is known, and that nothing else changes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    import torch
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(name="net")
+def a_small_model() -> Any:
+    """Return a layer, a wide one behind it, inputs of 8 x 50 positions, and labels for the last ten alone."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    labels = torch.randint(0, 2000, (8, 50))
+    labels[:, :40] = -100
+    return nn.Linear(32, 32), nn.Linear(32, 2000), torch.randn(8, 50, 32), labels
+
+
+def unread(step: Callable[[], object]) -> list[dict[str, Any]]:
+    """Return what one step computes for nothing."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    from torchtriage.core.record.unread_results import UnreadProbe
+
+    probe = UnreadProbe()
+    assert probe.start()
+    step()
+    found = probe.stop()
+    assert sys.getprofile() is None
+    assert not _get_current_dispatch_mode_stack()
+    return found
+
+
+def here(step: Callable[[], object], *offsets: int) -> list[int]:
+    """Return lines of a step, counted from its first."""
+    return [step.__code__.co_firstlineno + offset for offset in offsets]
+
+
+def test_one_position_of_all_logits(net: Any) -> None:
+    import torch
+
+    body, head, hidden, _ = net
+
+    def step() -> Any:
+        first = body(hidden)
+        logits = head(first)
+        return logits[:, -1].argmax(-1)
+
+    with torch.no_grad():
+        (found,) = unread(step)
+    assert (found["file"], [found["line"]]) == (__file__, here(step, 3))
+    assert {row["line"] for row in found["lines"]} == {*here(step, 1, 2)}
+    assert all(row["unread_ns"] == pytest.approx(0.98 * row["ns"], rel=0.2) for row in found["lines"])
+    assert (found["operator"], found["shape"], found["needs_grad"]) == ("addmm", (400, 2000), False)
+
+
+def test_labels_that_are_ignored_and_inference_mode(net: Any) -> None:
+    import torch
+    from torch.nn import functional
+
+    body, head, hidden, labels = net
+
+    def step() -> None:
+        logits = head(body(hidden).relu())
+        functional.cross_entropy(logits.view(-1, 2000), labels.view(-1)).backward()
+
+    (found,) = unread(step)
+    assert [found["line"]] == here(step, 2)
+    assert {row["line"] for row in found["lines"]} == {*here(step, 1, 2)}
+    assert found["needs_grad"]
+    assert found["lines"][0]["unread_ns"] == pytest.approx(0.8 * found["lines"][0]["ns"], rel=0.2)
+
+    def infer() -> None:
+        with torch.inference_mode():
+            head(hidden)[:, -1].sum().item()
+
+    assert [found["operator"] for found in unread(infer)] == ["addmm"]
+
+
+def test_a_loss_times_a_mask(net: Any) -> None:
+    from torch.nn import functional
+
+    body, head, hidden, labels = net
+    mask = (labels != -100).float().view(-1)
+
+    def step() -> None:
+        logits = head(body(hidden)).view(-1, 2000)
+        losses = functional.cross_entropy(logits, labels.clamp(min=0).view(-1), reduction="none")
+        ((losses * mask).sum() / mask.sum()).backward()
+
+    (found,) = unread(step)
+    assert [found["line"]] == here(step, 3)
+
+
+def test_a_crop_after_other_transforms() -> None:
+    import torch
+
+    image = torch.rand(3, 256, 256)
+
+    def step() -> Any:
+        bright = image.pow(0.9)
+        normal = (bright - 0.4) / 0.2
+        return normal[:, 40:72, 40:72].contiguous()
+
+    (found,) = unread(step)
+    assert {row["line"] for row in found["lines"]} == {*here(step, 1, 2)}
+    assert found["lines"][0]["unread_ns"] > 0.9 * found["lines"][0]["ns"]
+
+
+def test_layers_of_a_model_that_reads_its_last_position() -> None:
+    """The layer behind the choice is no fault; nor is the last block, which is like those before it."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True) for _ in range(2))
+    inner, head, hidden = nn.Linear(32, 32), nn.Linear(32, 500), torch.randn(8, 50, 32)
+
+    def step() -> None:
+        inputs = hidden * 2
+        mixed = blocks[0](inputs)
+        for block in (inner, inner):
+            mixed = mixed + block(mixed).softmax(1)
+        head(mixed[:, -1]).sum().backward()
+
+    def of_one() -> None:
+        inputs = hidden * 2
+        mixed = blocks[1](inputs)
+        head(mixed[:, -1]).sum().backward()
+
+    assert not unread(step)
+    assert not unread(of_one)
+
+
+KEPT: list[Any] = []
+READS: dict[str, Callable[[torch.Tensor], object]] = {
+    "kept": lambda wide: KEPT.append(wide),
+    "a view is kept": lambda wide: KEPT.append(wide.flatten()),
+    "numpy": lambda wide: np.asarray(wide).sum(),
+    "tolist": lambda wide: wide.tolist(),
+    "a norm": lambda wide: float(wide.norm()),
+    "the other part": lambda wide: wide[:, :49].amax(),
+    "as another type": lambda wide: wide.view(wide.new_empty(0).int().dtype).sum(),
+    "in place": lambda wide: wide.mul_(2).sum(),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_is_read_in_another_way_is_read(name: str, net: Any) -> None:
+    import torch
+
+    _, head, hidden, _ = net
+
+    def step() -> None:
+        wide = head(hidden)
+        wide[:, -1].sum().item()
+        READS[name](wide)
+
+    with torch.no_grad():
+        assert not unread(step)
+    KEPT.clear()
+
+
+def test_results_of_the_whole_batch_and_what_nobody_reads_at_all(net: Any) -> None:
+    from torch.nn import functional
+
+    body, head, hidden, labels = net
+
+    def step() -> None:
+        logits = head(body(hidden)).view(-1, 2000)
+        logits.softmax(-1)
+        functional.cross_entropy(logits, labels.clamp(min=0).view(-1)).backward()
+
+    assert not unread(step)
+
+
+def test_a_graph_that_goes_on_behind_reads(net: Any) -> None:
+    """A result of a custom function is read in the backward pass alone."""
+    import torch
+
+    class Scaled(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
+        @staticmethod
+        def forward(ctx: Any, given: Any) -> Any:
+            factor = given.exp() + 1
+            ctx.save_for_backward(factor)
+            return given + factor[:, :1]
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient * ctx.saved_tensors[0]
+
+    body, _, hidden, _ = net
+    assert not unread(lambda: Scaled.apply(body(hidden)).sum().backward())
+
+
+def test_results_and_random_numbers_are_as_without(net: Any) -> None:
+    import torch
+    from torch.nn import functional
+
+    body, head, hidden, labels = net
+
+    def step() -> tuple[float, Any]:
+        torch.manual_seed(1)
+        logits = head(functional.dropout(body(hidden), 0.3))[:, -1]
+        loss = functional.cross_entropy(logits, labels[:, -1])
+        gradient = torch.autograd.grad(loss, head.weight)[0]
+        return float(loss.detach()), gradient
+
+    plain, seen = step(), []
+    unread(lambda: seen.append(step()))
+    assert seen[0][0] == plain[0]
+    assert torch.equal(seen[0][1], plain[1])
+
+
+def test_whoever_looks_already_is_left_alone(net: Any) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from torchtriage.core.record.unread_results import UnreadProbe
+
+    with FlopCounterMode(display=False):
+        assert not UnreadProbe().start()
+    sys.setprofile(lambda *_: None)
+    try:
+        assert not UnreadProbe().start()
+    finally:
+        sys.setprofile(None)
+
+
+def test_modes_of_the_script_inside_a_step(net: Any) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    _, head, hidden, _ = net
+
+    def step() -> None:
+        with FlopCounterMode(display=False) as flops:
+            head(hidden)[:, -1].sum().item()
+        assert flops.get_total_flops() == 2 * 400 * 32 * 2000
+
+    unread(step)
+
+
+def test_a_step_that_takes_too_long_is_given_up(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    from torchtriage.core.record import unread_results
+
+    _, head, hidden, _ = net
+    monkeypatch.setattr(unread_results, "LONGEST_S", 0.0)
+    monkeypatch.setattr(unread_results, "LOOKS_AT_CLOCK", 1)
+
+    def step() -> None:
+        for _ in range(3):
+            head(hidden)[:, -1].sum().item()
+        assert not _get_current_dispatch_mode_stack()
+
+    assert not unread(step)
+
+
+def test_an_exception_of_the_script_is_its_own(net: Any) -> None:
+    import torch
+
+    _, head, _, _ = net
+
+    def step() -> None:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            head(torch.rand(3, 3))
+
+    assert not unread(step)
+
+
+def test_tensors_without_a_storage_are_left_out() -> None:
+    import torch
+
+    def step() -> None:
+        sparse = torch.eye(100).to_sparse()
+        (sparse @ torch.rand(100, 200))[:5].sum().item()
+
+    assert not unread(step)

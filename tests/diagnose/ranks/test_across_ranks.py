@@ -331,6 +331,10 @@ def test_longer_sequences_are_no_context_parallelism():
     assert "COM067" not in both
 
 
+def test_a_rank_that_does_less_of_all_else_is_no_context_parallelism():
+    assert "COM067" not in found(rings(4, lambda rank: 1000.0 * (rank + 1), lambda rank: 2000.0 if rank else 800.0))
+
+
 def test_one_slow_rank_is_no_ring():
     assert "COM067" not in found(rings(4, lambda rank: 4000.0 if rank == 1 else 1000.0))
 

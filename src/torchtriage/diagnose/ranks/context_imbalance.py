@@ -11,7 +11,7 @@ from torchtriage.diagnose.ranks.job_patterns import MIN_SHARE, RanksTogether, jo
 MIN_RATIO = 1.25
 """Attention of the fullest rank over the mean; two ranks of a plain ring have 1.5, many nearly 2."""
 MAX_OTHER = 0.10
-"""How much everything else may differ: a rank with a longer sequence has more of all."""
+"""How much everything else may differ from its median: a rank with a longer sequence has more of all."""
 RISES = 0.8
 """Of the pairs of neighbours in rank order have to rise."""
 
@@ -24,7 +24,8 @@ def context_imbalance(job: RanksTogether) -> Finding | None:
     if len(attention) < 2 or not attention.min() or attention.max() < MIN_RATIO * attention.mean():
         return None
     excess = float(attention.max() - attention.mean())
-    if excess < MIN_SHARE * step_ns or other.max() > (1 + MAX_OTHER) * np.median(other):
+    usual = np.median(other)
+    if excess < MIN_SHARE * step_ns or np.abs(other - usual).max() > MAX_OTHER * usual:
         return None
     # the n-th stretch attends to n of them; more than one ring: the ranks of each follow each other
     rises = np.diff(attention)

@@ -27,9 +27,13 @@ def job(
     beside: bool = False,
     only_steps: Sequence[int] = range(6),
     without: Sequence[int] = (),
+    listed: bool = True,
     **each: Any,
 ) -> JobResult:
-    """Judge a job whose groups all-reduce, and then all ranks; ``slow`` : place of a group to microseconds more."""
+    """Judge a job whose groups all-reduce, and then all ranks; ``slow`` : place of a group to microseconds more.
+
+    ``listed`` : each message says who its group's members are, not only how many.
+    """
     n = sum(map(len, groups))
     builders = [
         TraceBuilder(
@@ -54,7 +58,8 @@ def job(
                 builder.op("aten::mm", begin + 1, 20)
                 builder.launch(begin + 3, 5, begin + 11, FORWARD, "forward")
                 size = (nelems or {}).get(at, 4096)
-                all_reduce(builder, start, ends[rank], n, group=f"g{at}", ranks=group, nelems=size)
+                sent: dict[str, Any] = {"ranks": group if listed else (), "nelems": size, "Group size": len(group)}
+                all_reduce(builder, start, ends[rank], n, group=f"g{at}", **sent)
                 if beside:
                     builder.launch(start - 3, 2, start, ends[rank] - start, "beside", stream=9)
                 all_reduce(builder, ends[rank] + 10, last + 10 + AFTER, n, nelems=512)
@@ -120,8 +125,11 @@ def test_quiet_where_few_messages_are_slow() -> None:
     assert not links(job({1: 800}, only_steps=(2, 3)))
 
 
-def test_quiet_where_a_member_is_missing() -> None:
-    assert not links(job({1: 800}, without=(2,)))
+@pytest.mark.parametrize("listed", [True, False])
+def test_quiet_where_a_member_is_missing(*, listed: bool) -> None:
+    groups = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11))
+    assert links(job({1: 800}, groups=groups, listed=listed))
+    assert not links(job({1: 800}, groups=groups, listed=listed, without=(2, 5, 8, 11)))
 
 
 @pytest.mark.parametrize("late", [0, 1])

@@ -35,7 +35,8 @@ _UNEVEN = ("alltoall", "all_to_all", "_v", "allgather_into_tensor_coalesced")
 class GroupMatch:
     """The matched collectives of one process group.
 
-    ``members`` : positions of the ranks in the job, ascending. ``index`` : int64[matches, members],
+    ``members`` : positions of the ranks in the job, ascending. ``n_ranks`` : how many the group has, as recorded: more
+    where some are not among the job's. ``index`` : int64[matches, members],
     places in each rank's collectives. ``start_ns``, ``end_ns`` : the same shape, on the job's
     clock. ``step``, ``name``, ``nelems`` : one for each match. ``fault`` : why the group cannot be
     judged, empty where it can. ``uneven_steps`` : numbers of those in which nothing is matched, as a rank lacks some.
@@ -43,6 +44,7 @@ class GroupMatch:
 
     group: ProcessGroup
     members: Ints
+    n_ranks: int
     index: Ints
     start_ns: Ints
     end_ns: Ints
@@ -208,9 +210,11 @@ def _match_group(
     start = np.stack([t.start_ns[index[:, c]] for c, t in enumerate(tables)], axis=1)
     end = np.stack([t.end_ns[index[:, c]] for c, t in enumerate(tables)], axis=1)
     names = [first.names[code] for code in first.name[index[:, 0]].tolist()]
+    said = [int(table.n_ranks[index[:, column]].max(initial=0)) for column, table in enumerate(tables)]
     return GroupMatch(
         group=group,
         members=np.array(members, np.int64),
+        n_ranks=max(len(set(group.ranks)), len(members), *said),
         index=index,
         start_ns=start,
         end_ns=end,

@@ -61,7 +61,7 @@ def slow_links(job: RanksTogether) -> list[Finding]:
 def _part(ranks: Sequence[RankRecord], numbers: Sequence[int], match: GroupMatch) -> Part | None:
     """Return what a group has in common with its equals; None where that is not known."""
     here = [numbers[at] for at in match.members.tolist()]
-    if match.fault or (match.group.ranks and len(match.group.ranks) > len(here)):
+    if match.fault or match.n_ranks > len(here):
         return None  # the last to come may be among the missing
     hosts = {ranks[at].host for at in match.members.tolist()}
     apart = tuple(np.diff(here).tolist())

@@ -23,6 +23,7 @@ def job(
     *,
     groups: Sequence[Sequence[int]] = PAIRS,
     nelems: Mapping[int, int] | None = None,
+    dtypes: Mapping[int, str] | None = None,
     hosts: Mapping[int, str] | None = None,
     beside: bool = False,
     only_steps: Sequence[int] = range(6),
@@ -58,8 +59,9 @@ def job(
                 builder.op("aten::mm", begin + 1, 20)
                 builder.launch(begin + 3, 5, begin + 11, FORWARD, "forward")
                 size = (nelems or {}).get(at, 4096)
-                sent: dict[str, Any] = {"ranks": group if listed else (), "nelems": size, "Group size": len(group)}
-                all_reduce(builder, start, ends[rank], n, group=f"g{at}", **sent)
+                members: dict[str, Any] = {"ranks": group if listed else (), "Group size": len(group)}
+                dtype = (dtypes or {}).get(at, "Float")
+                all_reduce(builder, start, ends[rank], n, group=f"g{at}", nelems=size, dtype=dtype, **members)
                 if beside:
                     builder.launch(start - 3, 2, start, ends[rank] - start, "beside", stream=9)
                 all_reduce(builder, ends[rank] + 10, last + 10 + AFTER, n, nelems=512)
@@ -109,6 +111,7 @@ def test_quiet_within_what_links_differ_by() -> None:
 
 def test_quiet_where_its_messages_are_larger() -> None:
     assert not links(job({1: 800}, nelems={1: 8192}))
+    assert not links(job({1: 800}, dtypes={1: "Double"}))
 
 
 def test_quiet_where_it_has_more_hosts_or_members() -> None:

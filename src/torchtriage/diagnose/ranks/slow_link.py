@@ -29,7 +29,8 @@ MIN_SHARE = 0.01
 """Of the step."""
 
 Part = tuple[str, int, tuple[int, ...], int]
-Message = tuple[str, int]
+Message = tuple[str, int, int]
+"""Operation, elements and bytes; -1 where the bytes are not known."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def slow_links(job: RanksTogether) -> list[Finding]:
     parts: dict[Part, list[tuple[GroupMatch, dict[Message, Ints]]]] = {}
     for group in job.matches.groups:
         part = _part(job.ranks, job.numbers, group)
-        if part is not None and (sent := _sent(group, job.steady)):
+        if part is not None and (sent := _sent(job.ranks, group, job.steady)):
             parts.setdefault(part, []).append((group, sent))
     found = [slow for some in parts.values() for slow in _outliers(job.ranks, some, n_steps)]
     found.sort(key=lambda slow: -slow.exposed_ns)
@@ -68,13 +69,14 @@ def _part(ranks: Sequence[RankRecord], numbers: Sequence[int], match: GroupMatch
     return match.group.what, len(here), apart, 0 if "" in hosts else len(hosts)
 
 
-def _sent(match: GroupMatch, steps: Ints) -> dict[Message, Ints]:
+def _sent(ranks: Sequence[RankRecord], match: GroupMatch, steps: Ints) -> dict[Message, Ints]:
     """Return the matches of the steady steps by operation and size; all-to-alls have a size for each rank."""
+    size = ranks[match.members[0]].collectives.size_bytes[match.index[:, 0]]
     use = np.flatnonzero(np.isin(match.step, steps) & ~match.begins & (match.transfer_ns > 0))
     out: dict[Message, list[int]] = {}
     for at in use.tolist():
         if match.nelems[at] > 0 and "all_to_all" not in match.name[at] and "alltoall" not in match.name[at]:
-            out.setdefault((match.name[at], int(match.nelems[at])), []).append(at)
+            out.setdefault((match.name[at], int(match.nelems[at]), int(size[at])), []).append(at)
     return {message: np.array(places, np.int64) for message, places in out.items()}
 
 
@@ -120,7 +122,7 @@ def _finding(job: RanksTogether, slow: _Slow) -> Finding:
     here = [job.numbers[at] for at in members]
     # what all of them wait for others would not be saved
     slack = float(job.waits.wait_ns[match.members][:, job.waits.steady].mean(axis=1).min())
-    name, nelems = max(slow.messages, key=lambda message: message[1])
+    name, nelems, _ = max(slow.messages, key=lambda message: message[1])
     label = visible(match.group.label) or "without a name"
     which = f"{label}, group {visible(match.group.name)}" if label != match.group.name else f"group {label}"
     found = job_finding(

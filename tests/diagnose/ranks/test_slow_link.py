@@ -93,6 +93,23 @@ def test_the_slow_group_is_named_with_what_it_costs() -> None:
     assert "ranks 2, 3" in found.message
 
 
+def test_slow_groups_that_the_job_waits_for_at_once_are_one_finding() -> None:
+    result = job({1: 800, 2: 700})
+    (found,) = links(result)
+    assert "group g1 of ranks 2, 3: " in found.message
+    assert "; also slow: group g2 of ranks 4, 5 (1.7 times)" in found.message
+    assert found.ranks is not None
+    assert found.ranks.ranks == (2, 3, 4, 5)
+    assert found.cost is not None
+    assert (found.cost.low_ms, found.cost.high_ms) == (0.72, 0.88)
+
+
+def test_the_low_end_is_what_a_link_takes_beyond_the_slowest_of_the_others() -> None:
+    (found,) = links(job({1: 800, 2: 200}))
+    assert found.cost is not None
+    assert (found.cost.low_ms, found.cost.high_ms) == (0.54, 0.88)
+
+
 def test_of_two_groups_it_is_a_hint() -> None:
     (found,) = links(job({1: 800}, groups=((0, 1), (2, 3))))
     assert found.certainty == "hint"

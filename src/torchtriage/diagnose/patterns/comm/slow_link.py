@@ -7,7 +7,8 @@ Looks like: in the recordings of a job's ranks, the messages of one process grou
 Slow because: the ranks of the slow group come late to what they share with the others, and the whole job runs at the
     pace of its slowest link.
 Cost: what each message takes beyond the median of the equal groups, as far as nothing is computed beside it on any of
-    its ranks. Low takes off what all of the group's ranks wait for others anyway.
+    its ranks. Low counts from the slowest equal group that is not slow, and takes off what all of the group's ranks
+    wait for others anyway. Equal groups that are slow at once are one finding, with the cost of the slowest.
 Fix: look at the link: its counters of errors, its speed, the route.
 Leave it when: the group's ranks are connected in another way by intent.
 Source: NCCL tests, bus bandwidth; NCCL documentation, troubleshooting.

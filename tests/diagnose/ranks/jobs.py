@@ -244,7 +244,8 @@ def steps_of(builders: list[TraceBuilder], arrive: Callable[[int, float], list[f
     return builders
 
 
-def found(builders: list[TraceBuilder]) -> dict[str, Finding]:
-    ranks = records(builders)
+def found(builders: list[TraceBuilder], without: int = -1) -> dict[str, Finding]:
+    """Return the findings of a job by their codes; ``without`` : a rank whose recording is missing."""
+    ranks = [record for rank, record in enumerate(records(builders)) if rank != without]
     (job,) = detect_jobs(ranks)
     return {finding.code: finding for finding in judge(ranks, job, min_share=0.01).findings}

@@ -123,6 +123,12 @@ def test_a_skew_that_costs_little_is_silent():
     assert "COM064" not in found(experts(4, lambda step, rank: 1300 + step if rank == 2 else 1000, us=0.05))
 
 
+def test_a_group_with_a_rank_that_was_not_recorded_is_silent():
+    # the fullest may be the missing one
+    skew = found(experts(4, lambda step, rank: (1000, 2200, 4000, 1000)[rank] + step * 70), without=2)
+    assert "COM064" not in skew
+
+
 # -- one rank alone ------------------------------------------------------------------------------
 
 
@@ -337,6 +343,14 @@ def test_a_rank_that_does_less_of_all_else_is_no_context_parallelism():
 
 def test_one_slow_rank_is_no_ring():
     assert "COM067" not in found(rings(4, lambda rank: 4000.0 if rank == 1 else 1000.0))
+
+
+@pytest.mark.parametrize("missing", [0, 3])
+def test_a_hint_where_the_fullest_rank_may_be_missing(missing: int):
+    finding = found(rings(4, lambda rank: 1000.0 * (rank + 1)), without=missing)["COM067"]
+    assert finding.cost is not None
+    assert (finding.certainty, finding.cost.low_ms, finding.cost.grade) == ("hint", 0, "C")
+    assert "; ranks are missing or were left out: who makes the others wait may be among them" in finding.message
 
 
 # -- batches of unequal size ---------------------------------------------------------------------

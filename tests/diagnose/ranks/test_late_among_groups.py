@@ -149,7 +149,7 @@ def test_a_hint_where_the_late_rank_may_be_one_that_was_left_out(left_out: str) 
     assert found is not None
     assert found.cost is not None
     assert (found.certainty, found.cost.low_ms, found.cost.grade, found.severity) == ("hint", 0, "C", "low")
-    assert "; ranks are missing or were left out: the late one may be among them" in found.message
+    assert "; ranks are missing or were left out: who makes the others wait may be among them" in found.message
 
 
 def test_all_together_save_up_to_as_much_as_the_late_rank() -> None:

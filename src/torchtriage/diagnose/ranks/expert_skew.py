@@ -32,8 +32,8 @@ def expert_skew(job: RanksTogether) -> Finding | None:
     counts = np.zeros(len(job.ranks), np.int64)
     ratios: list[float] = []
     for group in job.matches.groups:
-        if group.fault or len(group.members) < 2:
-            continue
+        if group.fault or len(group.members) < group.n_ranks:
+            continue  # the fullest may be among the missing
         exchanges = np.array(["alltoall" in name.lower().replace("_", "") for name in group.name], bool)
         use = np.flatnonzero(np.isin(group.step, steps) & ~group.begins & exchanges)
         if not len(use):

@@ -128,14 +128,14 @@ def straggler_finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late:
     )
 
 
-def in_doubt(late: Finding) -> Finding:
-    """Return the finding of a late rank as it is where ranks were left out: with a later one among them it saves 0."""
+def in_doubt(waited: Finding) -> Finding:
+    """Return what ranks wait for as it is where some were left out: with a later one among them it saves 0."""
     # what one rank alone guesses names none
-    if late.cost is None or "late_rank" not in late.evidence:
-        return late
-    cost = replace(late.cost.saving(0.0, late.cost.high_ms), basis="bounded", grade="C")
-    message = f"{late.message}; ranks are missing or were left out: the late one may be among them"
-    return replace(late, message=message, cost=cost, severity=severity_of(cost, "hint"), certainty="hint")
+    if waited.cost is None or (waited.code == STRAGGLER and "late_rank" not in waited.evidence):
+        return waited
+    cost = replace(waited.cost.saving(0.0, waited.cost.high_ms), basis="bounded", grade="C")
+    message = f"{waited.message}; ranks are missing or were left out: who makes the others wait may be among them"
+    return replace(waited, message=message, cost=cost, severity=severity_of(cost, "hint"), certainty="hint")
 
 
 def _why(cause: StragglerCause | None, *, device: bool) -> str:

@@ -75,7 +75,8 @@ def test_operations_and_groups_are_rows_of_their_own() -> None:
         ({"dtype": None}, "how much they exchange"),
         ({"Process Group Ranks": None}, "size of their process group"),
         ({"Process Group Ranks": None, "Collective name": "all_gather"}, "size of their process group"),
-        ({"Collective name": "send"}, "count no bus bandwidth"),
+        ({"Collective name": "send"}, "not counted for their operations"),
+        ({"Collective name": "gather"}, "not counted for their operations"),
     ],
 )
 def test_what_is_not_recorded_is_not_checked(changed: dict[str, Any], reason: str) -> None:

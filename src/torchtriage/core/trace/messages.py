@@ -34,6 +34,7 @@ MAX_BYTES = 1 << 50  # what a damaged file gives as a size need not be one
 
 # what of (n - 1) / n of the size n ranks put on the bus, and what they put there whole;
 # https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+# gather and scatter are sends and receives: the kernel of a rank that is not the root lasts as long as its own part
 _SHARED = {"allreduce": 2, "allgather": 1, "reducescatter": 1, "alltoall": 1}
 _ROOTED = ("broadcast", "reduce")
 _KIND = re.compile(rf"({'|'.join((*_SHARED, *_ROOTED))})(base|oop|coalesced|v|single|into|tensor)*")

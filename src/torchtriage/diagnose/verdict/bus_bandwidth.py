@@ -67,7 +67,7 @@ def _why(messages: Messages, unknown: np.ndarray) -> str:
         "how much they exchange is not recorded": (messages.size_bytes < 0)
         & ((messages.nelems < 0) | (messages.n_ranks > 0)),
         "the size of their process group is not recorded": messages.n_ranks == 0,
-        "NCCL's tests count no bus bandwidth for them": np.ones(len(unknown), dtype=bool),
+        "it is not counted for their operations": np.ones(len(unknown), dtype=bool),
     }
     first = np.argmax(np.array(list(reasons.values())), axis=0)
     return list(reasons)[int(np.bincount(first[unknown]).argmax())]

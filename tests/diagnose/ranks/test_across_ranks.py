@@ -27,8 +27,12 @@ def experts(
     kernel_name: str = "grouped_gemm",
     took: float = 200,
     activation_us: float = 0.0,
+    once_more_in: int = -1,
 ) -> list[TraceBuilder]:
-    """Return ranks that dispatch tokens, compute as long as they have of them, and give them back."""
+    """Return ranks that dispatch tokens, compute as long as they have of them, and give them back.
+
+    ``once_more_in`` : a step with one more all-to-all at its end.
+    """
     builders = ranks_of(n)
 
     def arrive(step: int, begin: float) -> list[float]:
@@ -38,7 +42,8 @@ def experts(
             kernel(one, kernel(one, when, load[rank] * us, kernel_name), load[rank] * activation_us, "gelu") + 5
             for rank, (one, when) in enumerate(zip(builders, at, strict=True))
         ]
-        return meet(builders, at, "all_to_all", load, took)
+        at = meet(builders, at, "all_to_all", load, took)
+        return meet(builders, at, "all_to_all") if step == once_more_in else at
 
     return steps_of(builders, arrive)
 
@@ -103,6 +108,11 @@ def test_even_experts_are_silent():
 def test_tables_of_other_sizes_are_no_experts():
     # an embedding table is as large in every step
     assert "COM064" not in found(experts(4, lambda _, rank: 3000 if rank == 2 else 1000, kernel_name="gemm"))
+
+
+def test_tables_are_no_experts_where_a_step_has_an_exchange_more():
+    tables = experts(4, lambda _, rank: 3000 if rank == 2 else 1000, kernel_name="gemm", once_more_in=3)
+    assert "COM064" not in found(tables)
 
 
 def test_what_is_called_experts_may_be_as_uneven_in_every_step():

@@ -106,14 +106,15 @@ def _of_members(job: RanksTogether, group: GroupMatch, use: Ints) -> tuple[Ints,
 
 
 def _routed(nelems: Ints, step: Ints) -> NDArray[np.bool_]:
-    """Return bool[matches]: whether what ranks put in at this place of the step changes from step to step."""
-    numbers, first, count = np.unique(step, return_index=True, return_counts=True)
-    if len(numbers) < 2 or (count != count[0]).any():
-        return np.ones(len(step), bool)
-    places = np.stack([nelems[a : a + count[0]] for a in first.tolist()])
+    """Return bool[matches]: whether what ranks put in at this place of the step changes from step to step.
+
+    That is not known of a step with more or fewer matches than most have: its places are others.
+    """
+    _, first, count = np.unique(step, return_index=True, return_counts=True)
+    usual = int(np.bincount(count).argmax())
+    at = first[count == usual][:, None] + np.arange(usual)
+    places = nelems[at]
     spread = (places.max(axis=0) - places.min(axis=0)) / np.maximum(places.mean(axis=0), 1)
-    moves = (spread > VARIES).any(axis=1)
     out = np.zeros(len(step), bool)
-    for a in first.tolist():
-        out[a : a + count[0]] = moves
+    out[at] = (spread > VARIES).any(axis=1)
     return out

@@ -222,13 +222,21 @@ def meet(
     name: str,
     nelems: Sequence[int] | None = None,
     took: float = 200,
+    size: int = 0,
 ) -> list[float]:
-    end = max(at) + took
-    for rank, builder in enumerate(builders):
-        all_reduce(
-            builder, at[rank], end, len(builders), name=name, nelems=nelems[rank] if nelems is not None else TOKENS
-        )
-    return [end + 10] * len(builders)
+    """Let ranks exchange, all of them or in groups of ``size``; return when each goes on."""
+    n = len(builders)
+    size = size or n
+    left = []
+    for first in range(0, n, size):
+        ranks = range(first, first + size)
+        end = max(at[rank] for rank in ranks) + took
+        for rank in ranks:
+            group = "0" if size == n else f"part {first}"
+            elements = nelems[rank] if nelems is not None else TOKENS
+            all_reduce(builders[rank], at[rank], end, n, name=name, group=group, ranks=ranks, nelems=elements)
+        left += [end + 10] * size
+    return left
 
 
 def steps_of(builders: list[TraceBuilder], arrive: Callable[[int, float], list[float]]) -> list[TraceBuilder]:

@@ -28,21 +28,23 @@ def experts(
     took: float = 200,
     activation_us: float = 0.0,
     once_more_in: int = -1,
+    size: int = 0,
 ) -> list[TraceBuilder]:
     """Return ranks that dispatch tokens, compute as long as they have of them, and give them back.
 
-    ``once_more_in`` : a step with one more all-to-all at its end.
+    ``once_more_in`` : a step with one more all-to-all at its end. ``size`` : ranks of a group, without all of them.
     """
     builders = ranks_of(n)
 
     def arrive(step: int, begin: float) -> list[float]:
-        at = meet(builders, [kernel(builder, begin, 1500, "attention") + 10 for builder in builders], "all_to_all")
+        at = [kernel(builder, begin, 1500, "attention") + 10 for builder in builders]
+        at = meet(builders, at, "all_to_all", size=size)
         load = [tokens(step, rank) for rank in range(n)]
         at = [
             kernel(one, kernel(one, when, load[rank] * us, kernel_name), load[rank] * activation_us, "gelu") + 5
             for rank, (one, when) in enumerate(zip(builders, at, strict=True))
         ]
-        at = meet(builders, at, "all_to_all", load, took)
+        at = meet(builders, at, "all_to_all", load, took, size)
         return meet(builders, at, "all_to_all") if step == once_more_in else at
 
     return steps_of(builders, arrive)
@@ -99,6 +101,19 @@ def test_the_hot_expert_may_change_from_step_to_step():
     assert "one rank or another" in one.message
     assert one.ranks is not None
     assert len(one.ranks.ranks) > 1
+
+
+def test_groups_of_experts_wait_at_the_same_time():
+    # the third of four ranks, as in the job of one group
+    groups = found(experts(8, lambda step, rank: 3000 + step * 100 if rank % 4 == 2 else 1000 + step * 70, size=4))
+    alone = found(experts(4, lambda step, rank: 3000 + step * 100 if rank == 2 else 1000 + step * 70))["COM064"].cost
+    both = groups["COM064"]
+    assert both.cost is not None
+    assert alone is not None
+    assert (both.cost.low_ms, both.cost.high_ms) == (alone.low_ms, alone.high_ms)
+    assert "the experts of ranks 2, 6, one in each group, mostly, have" in both.message
+    assert both.ranks is not None
+    assert both.ranks.ranks == (2, 6)
 
 
 def test_even_experts_are_silent():

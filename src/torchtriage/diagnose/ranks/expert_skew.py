@@ -22,14 +22,18 @@ MIN_BLAMED = 0.5
 VARIES = 0.02
 """Of its elements, from step to step: tokens are routed anew, tables stay as large as they are. Where nothing is called
 experts, that is what tells them apart."""
+MAX_SHOWN = 8
+"""Ranks with hot experts that the message names."""
 
 
 def expert_skew(job: RanksTogether) -> Finding | None:
     """Return the skew of the experts, None where there is none."""
     steps = job.steady
-    saved, most = np.zeros(len(steps)), np.zeros(len(steps))
+    # several groups wait at the same time: each rank has its own sum
+    saved, most = np.zeros((2, len(job.ranks), len(steps)))
     blamed = total = 0.0
     counts = np.zeros(len(job.ranks), np.int64)
+    hottest: set[int] = set()
     ratios: list[float] = []
     for group in job.matches.groups:
         if group.fault or len(group.members) < group.n_ranks:
@@ -54,23 +58,29 @@ def expert_skew(job: RanksTogether) -> Finding | None:
         total += float(gain[known].sum())
         hit = known & fullest
         blamed += float(gain[hit].sum())
-        at, n = np.searchsorted(steps, group.step[use[hit]]), len(group.members)
-        np.add.at(saved, at, np.minimum(gain, more)[hit])
+        at, members, n = np.searchsorted(steps, group.step[use]), group.members[:, None], len(group.members)
+        np.add.at(saved, (members, at[hit]), np.minimum(gain, more)[hit])
         # the others need not get what this one loses
-        np.add.at(most, at, np.minimum(gain * n / (n - 1), more)[hit])
+        np.add.at(most, (members, at[hit]), np.minimum(gain * n / (n - 1), more)[hit])
         # an exchange lasts as long as the fullest rank's part of it
         spare = group.transfer_ns[use] * (1 - nelems.mean(axis=1) / np.maximum(nelems.max(axis=1), 1))
-        np.add.at(most, np.searchsorted(steps, group.step[use[known]]), spare[known])
-        np.add.at(counts, group.members[late[hit]], 1)
+        np.add.at(most, (members, at[known]), spare[known])
+        here = np.bincount(group.members[late[hit]], minlength=len(counts))
+        counts += here
+        if here.any():
+            hottest.add(int(here.argmax()))
         ratios += (nelems.max(axis=1) / np.maximum(nelems.mean(axis=1), 1))[hit].tolist()
     if not total or blamed < MIN_BLAMED * total:
         return None
-    low, middle, _ = median_interval(saved.astype(np.int64))
+    low, middle, _ = median_interval(saved.max(axis=0).astype(np.int64))
     if middle < MIN_SHARE * job.waits.step_ns:
         return None
-    hot = int(counts.argmax())
-    share = float(counts[hot] / counts.sum())
-    who = f"of rank {job.numbers[hot]}, mostly," if share >= 0.6 else "of one rank or another"
+    hot = sorted(hottest)
+    share = float(counts[hot].sum() / counts.sum())
+    named = ", ".join(str(job.numbers[at]) for at in hot[:MAX_SHOWN]) + ", …" * (len(hot) > MAX_SHOWN)
+    who = f"of ranks {named}, one in each group, mostly," if len(hot) > 1 else f"of rank {named}, mostly,"
+    if share < 0.6:
+        who = "of one rank or another"
     return job_finding(
         job,
         "COM064",
@@ -78,15 +88,16 @@ def expert_skew(job: RanksTogether) -> Finding | None:
         f" elements in the median, and come last after computing for longer; the others wait: {format_ns(middle)} of"
         f" {format_ns(job.waits.step_ns)} per step, {format_share(middle / job.waits.step_ns)}",
         {
-            "hot_rank": job.numbers[hot],
+            "hot_rank": job.numbers[int(counts.argmax())],
             "share_of_hot_rank": round(share, 6),
             "elements_over_mean": round(float(np.median(ratios)), 4),
             "n_all_to_alls": len(ratios),
         },
-        np.flatnonzero(counts).tolist() if share < 0.6 else [hot],
-        ns=(low / 2, median_interval(most.astype(np.int64))[2]),
-        method="from the mean to the last start of all-to-alls to which the fullest rank comes last, median over steps;"
-        " low end: half of it; high end: as from the mean of the others, and exchanges as short as even ones",
+        np.flatnonzero(counts).tolist() if share < 0.6 else hot,
+        ns=(low / 2, median_interval(most.max(axis=0).astype(np.int64))[2]),
+        method="from the mean to the last start of all-to-alls to which the fullest rank comes last, of the group that"
+        " waits longest, median over steps; low end: half of it; high end: as from the mean of the others, and"
+        " exchanges as short as even ones",
         certainty="likely" if len(steps) > 2 else "hint",
     )
 

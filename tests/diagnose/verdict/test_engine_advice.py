@@ -9,7 +9,9 @@ import pytest
 from builder import TraceBuilder
 
 from torchtriage.core.finding import Finding
+from torchtriage.core.selection import Selection
 from torchtriage.core.trace import read_trace
+from torchtriage.core.trace.select import select
 from torchtriage.diagnose.verdict.result import Result
 from torchtriage.diagnose.verdict.verdict import diagnose
 
@@ -110,6 +112,14 @@ def test_what_no_setting_changes_is_for_those_who_develop_the_engine() -> None:
     for item in diagnose(builder.build()).findings:
         if item.code != "LCH014":
             assert item.fix.text.startswith("For those who develop vLLM or the model; no setting"), item.code
+
+
+def test_without_the_engines_steps_a_setting_may_change_it() -> None:
+    window = Selection(window="0.001s-0.004s")
+    fix = finding(diagnose(select(launches(DECODE).build(), window)), "LCH014").fix
+    assert "unless a setting changes it: that is known where vLLM's own steps are judged" in fix.text
+    none_known = finding(diagnose(select(launches("decode[bs=8 tok=8 d=8]").build(), window)), "LCH014").fix
+    assert "no setting that is known here changes it" in none_known.text
 
 
 def test_notes_ask_for_the_engines_own_profiler() -> None:

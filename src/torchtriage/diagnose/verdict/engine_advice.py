@@ -20,6 +20,8 @@ from torchtriage.diagnose.verdict.result import PhaseTime, Result
 
 _LATE = ("LCH014", "HST020", "CMP033")
 """The device waits for launches: graphs and scheduling ahead are the cures."""
+_BY_PHASE = (*_LATE, "LCH015", "KRN024")
+"""Which setting changes these depends on the phase: its size, and how it is launched."""
 _ANYBODYS = ("COM036", "HST054")
 """What these ask for is outside the engine: other ranks' recordings, the machine's cores."""
 
@@ -143,10 +145,13 @@ class _Advice:
             return Fix(f"{text[0].upper()}{text[1:]}; what is still there then is worth a look.")
         if finding.code in _ANYBODYS:
             return fix
-        return replace(
-            fix,
-            text=f"For those who develop {engine} or the model; no setting that is known here changes it. {fix.text}",
-        )
+        limit = "; no setting that is known here changes it"
+        if finding.code in _BY_PHASE and engine in _DOCS and self._most_idle() is None:
+            limit = (
+                f", unless a setting changes it: that is known where {engine}'s own steps are judged (without --window"
+                " and --annotation)"
+            )
+        return replace(fix, text=f"For those who develop {engine} or the model{limit}. {fix.text}")
 
     def record(self, how: str) -> str:
         """Return how to record with the engine's own profiler what a text asks of ``torch.profiler``."""

@@ -34,7 +34,8 @@ def replay(*graphs: list[str]) -> Trace:
     builder, at = TraceBuilder(vendor="rocm"), 0.0
     for kernels in graphs:
         correlation = builder._next()
-        builder.op("replay", at, 5).call("hipGraphLaunch", at + 1, 2, correlation=correlation)
+        builder.frame("nn.Module: Net_0", at, 5).op("replay", at, 5)
+        builder.call("hipGraphLaunch", at + 1, 2, correlation=correlation)
         builder.kernel("__amd_rocclr_fillBufferAligned", at + 5, 1, correlation=correlation)
         for index, kernel in enumerate(kernels):
             builder.kernel(kernel, at + 10 + 10 * index, 9.5, correlation=correlation)
@@ -104,6 +105,13 @@ def test_device_time_counts_where_the_kernels_were_captured() -> None:
     plain = device_time(trace, "operator")[-1]
     assert plain.busy_ns == time.busy_ns
     assert plain.captured == ""
+
+
+def test_a_capture_without_stacks_leaves_the_modules_of_the_replay() -> None:
+    trace, captured = replay(["a"]), capture(["a"])
+    time = device_time(trace, "module", captured=find_captured(trace, captured))[-1]
+    assert {row.name for row in time.rows} == {"Net_0", ""}
+    assert "count where these are launched: the capture was recorded without Python stacks" in time.captured
 
 
 def test_a_capture_says_nothing_of_categories() -> None:

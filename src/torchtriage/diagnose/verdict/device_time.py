@@ -223,7 +223,7 @@ class _Time:
         if groups is None:
             group, names = named(trace, rows)
             groups = group, [short_name(name) for name in names]
-        elif self.captured is not None and by in CAPTURED:
+        elif self.captured is not None and by in CAPTURED and not self._lacking(self.captured, by):
             call = self.captured.call[rows]
             group, names = grouped(self.captured.trace, call, by, places) or groups
             groups = np.where(call >= 0, group + len(groups[1]), groups[0]), groups[1] + names
@@ -236,13 +236,22 @@ class _Time:
         notes = []
         if self.captured is not None and by in CAPTURED:
             replays = format_count(self.captured.n_replays, "graph launch", "graph launches")
-            notes.append(f"kernels of {self.captured.n_known:,} of {replays} count where they were captured")
+            where = f"kernels of {self.captured.n_known:,} of {replays} count where they were captured"
+            if lacking := self._lacking(self.captured, by):
+                where = f"kernels of graphs count where these are launched: the capture was recorded without {lacking}"
+            notes.append(where)
         if self.compiled is not None and by == "line":
             graphs_ns = self.part_ns[np.isin(self.device.rows, self.compiled.rows)].sum()
             known_ns = self.part_ns[self.compiled.of[self.device.rows] >= 0].sum()
             share = format_share(known_ns / max(graphs_ns, 1))
             notes.append(f"{share} of the time of compiled graphs counts at the lines that they compute, by their log")
         return "; ".join(notes)
+
+    @staticmethod
+    def _lacking(captured: CapturedGraphs, by: By) -> str:
+        """Return what a recording of the capture would need to say where its launches are made, empty if it has it."""
+        kind, what = (Kind.OP, "operators") if by == "operator" else (Kind.PYTHON, "Python stacks")
+        return "" if (captured.trace.kind == kind).any() else what
 
 
 def _merged(group: Ints, names: list[str]) -> Groups:

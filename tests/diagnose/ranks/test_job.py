@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from diagnose.ranks.jobs import all_reduce, job, records
+from diagnose.ranks.jobs import all_reduce, job, meet, ranks_of, records, steps_of
 
 from torchtriage.core.finding import Cost, Finding, Fix, Note, Place, RankSpread
 from torchtriage.core.units import format_ms
@@ -260,6 +260,23 @@ def test_transfer_and_waiting_are_split_by_collective() -> None:
     assert one.transfer_ns == 1_000_000
     assert one.wait_ns == one.max_wait_ns == 4_000_000
     assert (one.late_rank, one.late_share) == (2, 1.0)
+
+
+def test_all_to_alls_whose_sizes_change_are_one_kind() -> None:
+    def kinds(by_step: int) -> list[tuple[str, int | None, float]]:
+        ranks = ranks_of(2)
+
+        def arrive(step: int, begin: float) -> list[float]:
+            size = 1500 + by_step * step
+            return meet(ranks, meet(ranks, [begin, begin + 9], "all_to_all"), "all_to_all", [size, size + 11])
+
+        return sorted(
+            (kind.name, kind.nelems or 0, kind.n_per_step) for kind in of(records(steps_of(ranks, arrive))).collectives
+        )
+
+    fixed = [("all_to_all", 4096, 1.0), ("allreduce", 4096, 1.0)]
+    assert kinds(by_step=0) == [("all_to_all", 1500, 1.0), *fixed]
+    assert kinds(by_step=37) == [("all_to_all", 0, 1.0), *fixed]
 
 
 def test_microseconds_make_nobody_last() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from torchtriage.core.arrays import distinct
 from torchtriage.core.finding import Cost, Finding, NotChecked, Note, rank_order
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count, format_ms, format_ns, format_range, format_share, ms
@@ -19,7 +20,7 @@ from torchtriage.diagnose.ranks.job_replay import JobReplay
 from torchtriage.diagnose.ranks.joint_cost import all_cost, with_joint_gain
 from torchtriage.diagnose.ranks.joint_savings import JointSavings
 from torchtriage.diagnose.ranks.late_among_groups import agreed, late_among_groups
-from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, match
+from torchtriage.diagnose.ranks.match import END_SKEW_NS, GroupMatch, Matches, has_own_sizes, match
 from torchtriage.diagnose.ranks.merge import (
     EXPOSED,
     STRAGGLER,
@@ -278,7 +279,12 @@ def _collectives(
         table: dict[tuple[str, int], list[int]] = {}
         for at in use.tolist():
             table.setdefault((group.name[at], int(group.nelems[at])), []).append(at)
+        kinds: dict[tuple[str, int], list[int]] = {}
         for (name, nelems), some in table.items():
+            # a size that most steps lack is one of many: what it exchanges depends on the data
+            varies = has_own_sizes(name) and 2 * len(distinct(group.step[some])) <= len(steps)
+            kinds.setdefault((name, -1 if varies else nelems), []).extend(some)
+        for (name, nelems), some in kinds.items():
             n_per_step = len(some) / len(steps)
             # the last one never waits: the mean is over the others
             mean_wait = wait[some].sum(axis=1) / (len(group.members) - 1)
@@ -304,7 +310,7 @@ def _collectives(
 
 
 def _bandwidth(ranks: Sequence[RankRecord], group: GroupMatch, some: list[int]) -> dict[str, Any]:
-    """Return what :class:`CollectiveSummary` says of the bandwidth of equal ones, nothing where it is not known."""
+    """Return what :class:`CollectiveSummary` says of the bandwidth of one kind, nothing where it is not known."""
     tables = [ranks[position].collectives for position in group.members.tolist()]
     places = list(zip(tables, group.index[some].T, strict=True))
     size = np.array([table.size_bytes[at] for table, at in places])

@@ -106,6 +106,11 @@ class Matches:
     """Groups of which one recorded rank took part: nothing to compare."""
 
 
+def has_own_sizes(name: str) -> bool:
+    """Return whether each rank, and each call, of a collective has a size of its own."""
+    return any(text in name for text in _UNEVEN)
+
+
 def match(ranks: Sequence[RankRecord], numbers: Sequence[int]) -> Matches:
     """Match the collectives of a job's ranks; their rank numbers ascend."""
     raw, alone = [], []
@@ -196,7 +201,7 @@ def _match_group(
         code = {name: at for at, name in enumerate(first.names)}
         mine = np.array([code.get(name, -1) for name in table.names], np.int64)
         same &= mine[table.name[index[:, column]]] == first.name[index[:, 0]]
-        varies = np.array([any(text in name for text in _UNEVEN) for name in first.names], bool)
+        varies = np.array([has_own_sizes(name) for name in first.names], bool)
         sizes = table.nelems[index[:, column]], first.nelems[index[:, 0]]
         equal = (sizes[0] == sizes[1]) | (sizes[0] < 0) | (sizes[1] < 0)
         same &= equal | varies[first.name[index[:, 0]]]

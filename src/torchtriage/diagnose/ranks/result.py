@@ -56,6 +56,7 @@ class JobStep:
 class CollectiveSummary:
     """Equal collectives of one process group in the steady steps: transfer against waiting.
 
+    All-to-alls whose sizes change from step to step are one kind: ``nelems`` is null, ``size_bytes`` a mean.
     ``transfer_ns`` is from the last rank's start to the end, ``wait_ns`` from a rank's own start to
     the last one's, both means; waiting beside computation is included. ``size_bytes`` : as NCCL's tests count it.
     ``algorithm_gbps``, ``bus_gbps`` : that size and the bytes on the bus over the transfer, 10^9 bytes per second; null

@@ -326,5 +326,6 @@ def _late(each: CollectiveSummary) -> str:
 
 def _size(collective: CollectiveSummary) -> str:
     if collective.size_bytes is not None:
-        return format_bytes(collective.size_bytes)
+        # sizes that change from step to step
+        return f"{format_bytes(collective.size_bytes)}{' on average' * (collective.nelems is None)}"
     return format_count(collective.nelems, "element") if collective.nelems is not None else ""

@@ -947,7 +947,7 @@ function collectivesSection(job) {
     sortable("Collectives", [
       ["Collective", (c) => h("code", {}, c[1]), (c) => c[1]],
       ["Group", (c) => `${c[0] || "–"}, ${many(c[3], "rank")}`, (c) => c[0]],
-      ["Size", (c) => c[10] === null ? c[2] === null ? "" : many(c[2], "element") : bytes(c[10]), (c) => c[2] === null ? -1 : c[2]],
+      ["Size", (c) => c[10] === null ? c[2] === null ? "" : many(c[2], "element") : `${bytes(c[10])}${c[2] === null ? " on average" : ""}`, (c) => c[10] ?? c[2] ?? -1],
       ["Per step", (c) => String(Number(c[4].toPrecision(3))), (c) => c[4]],
       ["Transfer", (c) => ns(c[5]), (c) => c[5]],
       ["Wait", (c) => ns(c[6]), (c) => c[6]],

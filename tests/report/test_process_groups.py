@@ -48,7 +48,7 @@ def test_a_role_is_a_line() -> None:
     )
     assert rate(TENSOR) == "190 GB/s on the bus, 63 % of NVLink (300 GB/s)"
     assert sizes(TENSOR) == "median 64.0 MiB, largest 96.0 MiB, 3.6 % below 256 KiB"
-    assert told(TENSOR) == "role by name, 84 messages of 64.0 MiB"
+    assert told(TENSOR) == "role by name, 84 messages, median 64.0 MiB, largest 96.0 MiB"
 
 
 def test_what_is_not_known_is_not_said() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 from builder import TraceBuilder
-from diagnose.ranks.jobs import all_reduce, job, records
+from diagnose.ranks.jobs import TOKENS, all_reduce, job, meet, ranks_of, records, steps_of
 
 from torchtriage.core import intervals
 from torchtriage.core.trace.messages import ProcessGroup
@@ -111,6 +111,13 @@ def test_parts_of_two_dimensions_are_those_of_the_rows() -> None:
     assert (tensor.n_per_step, data.n_per_step) == (5, 1)
     assert (tensor.median_bytes, tensor.largest_bytes, tensor.small_share) == (16 << 20, 16 << 20, 0)
     assert tensor.told_by == data.told_by == "collectives"
+
+
+def test_the_median_size_is_that_of_a_message() -> None:
+    ranks = ranks_of(2)
+    builders = steps_of(ranks, lambda _, begin: meet(ranks, [begin, begin], "allreduce", [MIB, MIB]))
+    (group,) = judged(builders).process_groups
+    assert (group.n_per_step, group.median_bytes, group.largest_bytes) == (2, 4 * TOKENS, 1 << 20)
 
 
 def test_parts_add_up_and_no_moment_counts_twice() -> None:

@@ -308,7 +308,8 @@ def _summary(role: Role, name: str, groups: Sequence[_Group], ranks: Sequence[_R
         n_per_step=round(
             sum(group.n_rows for group in groups) / n_steps / sum(len(group.members) for group in groups), 3
         ),
-        median_bytes=round(float(np.median(sizes))) if len(sizes) else None,
+        # the lower of two: between them lies the size of no message
+        median_bytes=int(np.quantile(sizes, 0.5, method="lower")) if len(sizes) else None,
         largest_bytes=int(sizes.max()) if len(sizes) else None,
         small_share=round(float((sizes < SMALL_BYTES).mean()), 6) if len(sizes) else None,
         communication_ns=overlapped + waiting + transfer + unsplit,

@@ -84,19 +84,24 @@ def rate(group: GroupSummary, *, brief: bool = False) -> str:
 
 
 def sizes(group: GroupSummary) -> str:
-    """Return how large its messages are: ``64.0 MiB, 4 % small``."""
-    if group.median_bytes is None or group.largest_bytes is None or group.small_share is None:
-        return ""
-    largest = f", largest {format_bytes(group.largest_bytes)}" if group.largest_bytes != group.median_bytes else ""
+    """Return how large its messages are: ``median 64.0 MiB, largest 96.0 MiB, 3.6 % below 256 KiB``."""
     small = f", {format_share(group.small_share)} below 256 KiB" if group.small_share else ""
-    return f"median {format_bytes(group.median_bytes)}{largest}{small}"
+    return f"{_median(group)}{small}"
 
 
 def told(group: GroupSummary) -> str:
     """Return in a word what says the role, and how much each rank exchanges."""
     how = f"role by {group.told_by}, " if group.told_by else ""
-    median = f" of {format_bytes(group.median_bytes)}" if group.median_bytes is not None else ""
+    median = f", {_median(group)}" if group.median_bytes is not None else ""
     return f"{how}{group.n_per_step:.3g} message{'s' * (group.n_per_step != 1)}{median}"
+
+
+def _median(group: GroupSummary) -> str:
+    """Return the median size, and the largest where it is another; empty where no size is known."""
+    if group.median_bytes is None or group.largest_bytes is None:
+        return ""
+    largest = f", largest {format_bytes(group.largest_bytes)}" if group.largest_bytes != group.median_bytes else ""
+    return f"median {format_bytes(group.median_bytes)}{largest}"
 
 
 def _split(group: GroupSummary) -> tuple[str, str]:

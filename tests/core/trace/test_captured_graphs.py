@@ -65,6 +65,13 @@ def test_of_graphs_with_the_same_kernels_each_replay_has_the_next() -> None:
     ]
 
 
+@pytest.mark.parametrize("graphs", [(["a"], ["a"], ["a"], ["b"]), (["b"], ["a"], ["a"], ["a"])])
+def test_a_recording_may_begin_at_any_layer(graphs: tuple[list[str], ...]) -> None:
+    step = [f"op {number}.0" for number in range(4)]
+    for first in range(4):
+        assert ops(replay(*(graphs * 2)[first:]), capture(*graphs)) == (step * 2)[first:]
+
+
 def test_a_graph_that_was_not_captured_there_stays_as_it_was() -> None:
     found = find_captured(replay(["a"], ["a", "b"]), capture(["a"]))
     assert (found.n_replays, found.n_known, int((found.call >= 0).sum())) == (2, 1, 1)

@@ -7,12 +7,14 @@ calls name their kernel, which proves that both belong together; CUDA's do not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from torchtriage.core.arrays import Ints
+from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import LONGEST, elide
 from torchtriage.core.trace.event_types import KERNEL
@@ -43,7 +45,8 @@ class CapturedGraphs:
 def find_captured(trace: Trace, capture: Trace) -> CapturedGraphs:
     """Return which launches of ``capture`` each kernel of the graphs that ``trace`` replays was captured from.
 
-    A graph belongs to a capture with the same kernel names in the same order; of several, to the next one.
+    A graph belongs to a capture with the same kernel names in the same order; of several, to the one whose successors
+    are replayed next.
 
     Raises TraceFormatError: nothing is captured in ``capture``, its launches do not name their kernels, or none of its
     graphs is replayed in ``trace``; or ``trace`` replays none.
@@ -54,27 +57,49 @@ def find_captured(trace: Trace, capture: Trace) -> CapturedGraphs:
             "expected a trace that replays graphs, found no graph launch with kernels", where=trace.report.path
         )
     graphs = _graphs(capture, {name: code for code, name in enumerate(trace.names)})
-    call = np.full(len(trace), -1, np.int64)
-    n_known, last = 0, -1
+    fits: dict[bytes, Mask] = {}
     for rows in replays:
         names = trace.name[rows]
-        fits = [
-            index
-            for index, (_, captured) in enumerate(graphs)
-            if len(rows) <= len(captured) <= len(rows) + MISSING * len(captured)
-            and np.array_equal(captured[: len(rows)], names)
-        ]
-        if fits:
-            last = next((index for index in fits if index > last), fits[0])
-            call[rows] = graphs[last][0][: len(rows)]
-            n_known += 1
-    if not n_known:
+        if names.tobytes() not in fits:
+            fits[names.tobytes()] = np.array([_is_of(names, captured) for _, captured in graphs], bool)
+    known = [rows for rows in replays if fits[trace.name[rows].tobytes()].any()]
+    if not known:
         raise TraceFormatError(
             f"none of the {len(graphs):,} captured graphs has the kernels of one that is replayed",
             where=capture.report.path,
             hint="pass the recording of the same process's capture",
         )
-    return CapturedGraphs(capture, call, len(replays), n_known)
+    call = np.full(len(trace), -1, np.int64)
+    for rows, index in zip(known, _in_order([fits[trace.name[rows].tobytes()] for rows in known]), strict=True):
+        call[rows] = graphs[index][0][: len(rows)]
+    return CapturedGraphs(capture, call, len(replays), len(known))
+
+
+def _is_of(names: NDArray[np.integer], captured: Ints) -> bool:
+    """Return whether kernels are those of a captured graph, but for the very last ones."""
+    enough = len(names) <= len(captured) <= len(names) + MISSING * len(captured)
+    return enough and np.array_equal(captured[: len(names)], names)
+
+
+def _in_order(fits: Sequence[Mask]) -> list[int]:
+    """Return the graph of each replay: of those that fit, one from which on most of the following replays fit as well.
+
+    Layers have the same kernels, so that their order alone tells them apart, and a recording may begin at any of them.
+
+    ``fits`` : for each replay bool[graphs], at least one of them.
+    """
+    out: list[int] = []
+    while len(out) < len(fits):
+        begins, n = np.flatnonzero(fits[len(out)]), 1
+        while len(out) + n < len(fits):
+            longer = begins[fits[len(out) + n][(begins + n) % len(fits[0])]]
+            if not len(longer):
+                break
+            begins, n = longer, n + 1
+        after = begins[begins > out[-1]] if out else begins
+        begin = int(after[0] if len(after) else begins[0])
+        out += [(begin + index) % len(fits[0]) for index in range(n)]
+    return out
 
 
 def _replays(trace: Trace) -> list[Ints]:

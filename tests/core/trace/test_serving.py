@@ -39,7 +39,7 @@ DECODE, PREFILL = "execute_context_0(0)_generation_4(4)", "execute_context_1(512
         # drafts to verify: how many is not said
         ("step[TARGET_VERIFY bs=4]", Batch("decode", 0, 0, 4, None)),
         ("step[IDLE bs=0]", Batch("idle", 0, 0, 0, 0)),
-        ("step[DRAFT_EXTEND bs=2]", Batch("unknown")),
+        ("step[NEW_MODE_2 bs=2]", Batch("unknown")),
         ("prefill[bs=6 tok=17408 ctx=[4096, 4096, 4096]...+3]", Batch("prefill", 6, 17408, 0, 0)),
         # padded to the batch size of a graph
         ("decode[bs=117/128 tok=117 d=117]", Batch("decode", 0, 0, 117, 117)),
@@ -55,6 +55,7 @@ def test_the_name_of_a_range_says_what_a_step_holds(name: str, batch: Batch) -> 
     "name",
     [
         *("step[3]", "step[TRAIN]", "step 1", "prefill", "decode[0]", "ProfilerStep#3", "execute_diffusion_1_256x256"),
+        *("step[DRAFT_EXTEND bs=4]", "step[DRAFT_EXTEND_V2 bs=4]"),
         *("execute_context_manager", "capture_8192_PIECEWISE", "my execute_context_1(8)_generation_0(0)"),
     ],
 )
@@ -86,6 +87,15 @@ def test_steps_go_from_range_to_range_and_hold_what_is_launched_in_between() -> 
     assert us(trace.steps.end_ns) == [100, 200, 300, 380]
     assert trace.window.basis == "4 steps of vLLM"
     assert trace.steps.of_work(np.flatnonzero(trace.works)).tolist() == [0, 0, 1, 1, 2, 2, 3, -1]
+
+
+@pytest.mark.parametrize("draft", ["step[DRAFT_EXTEND bs=4]", "step[DRAFT_EXTEND_V2 bs=4]"])
+def test_drafts_are_time_of_the_step_that_they_follow(draft: str) -> None:
+    trace = engine(*["step[TARGET_VERIFY bs=4 toks=16]", draft] * 3).build()
+    assert trace.serving is not None
+    assert trace.serving.batches == (Batch("decode", 0, 0, 4, 16),) * 3
+    assert us(trace.steps.start_ns) == [0, 200, 400]
+    assert us(trace.steps.end_ns) == [200, 400, 480]
 
 
 def test_a_prefill_is_no_outlier_among_decodes() -> None:

@@ -38,7 +38,8 @@ _DIALECTS: tuple[tuple[str, str], ...] = (
     ("vLLM", r"^execute_new_(?P<c>[1-9]\d*)_cached_(?P<g>0)$"),
     ("vLLM", r"^execute_new_\d+_cached_\d+$"),
     # step[EXTEND bs=2 toks=14721], step[DECODE bs=64 g_sq=128 g_sk=131072 …], step[MIXED bs=2 c=1 g=1 c_sq=5 …]
-    ("SGLang", r"^step\[ *(?P<mode>[A-Z_]+)(?P<fields> +bs=\d[^\]]*)\]$"),
+    # what its draft model runs (DRAFT_EXTEND, DRAFT_EXTEND_V2) belongs to the step before it
+    ("SGLang", r"^step\[ *(?P<mode>(?!DRAFT_)[A-Z][A-Z0-9_]*)(?P<fields> +bs=\d[^\]]*)\]$"),
     # prefill[bs=6 tok=17408 ctx=[4096, 4096, 4096]...+3], decode[bs=117/128 tok=117 d=117]
     ("ATOM", r"^(?P<mode>prefill|decode)\[(?P<fields>bs=.*)\]$"),
     # [Executor] _forward_step 17: 2 ctx reqs, 300 ctx tokens, 30 gen reqs

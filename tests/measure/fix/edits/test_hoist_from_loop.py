@@ -35,6 +35,24 @@ def test_what_a_function_of_the_file_changes_for_all_stays():
     assert proposed(before.format("print(3)"), "noise =", "HST114", "hoist-from-loop")
 
 
+def test_what_a_function_inside_changes_stays():
+    before = """
+        import torch
+
+        def train(n):
+            def grow():
+                nonlocal {}
+                n = 2
+
+            for step in range(4):
+                mask = torch.ones(n, n).tril()
+                print(mask)
+                grow()
+    """
+    assert not proposed(before.format("n"), "mask =", "LCH014", "hoist-from-loop")
+    assert proposed(before.replace("nonlocal {}", "pass"), "mask =", "LCH014", "hoist-from-loop")
+
+
 def test_what_each_turn_keeps_for_itself_stays():
     before = """
         import torch

@@ -123,6 +123,12 @@ def test_nothing_where_the_turn_defines_what_the_loader_is_given(defined: str) -
     assert proposed(text, "loader = ", "DAT019", "loader-made-once") == []
 
 
+def test_nothing_where_the_condition_chooses_the_size() -> None:
+    text = f"{HEAD}\nwhile {{}}:\n    loader = DataLoader(data, batch_size=size)\n    run(loader)\n"
+    assert proposed(text.format("size := next(sizes)"), "loader = ", "DAT019", "loader-made-once") == []
+    assert proposed(text.format("next(sizes)"), "loader = ", "DAT019", "loader-made-once")
+
+
 def test_nothing_where_data_are_drawn_or_chosen_anew() -> None:
     text = f"""{HEAD}
 def make(n):

@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.facts import Class, Module, SourceCall, SourceFun
 from torchtriage.diagnose.lint.syntax import arguments, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.turns import FileFacts
-from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
+from torchtriage.diagnose.lint.work_syntax import bound_names, local_names, parameters
 from torchtriage.diagnose.lint.work_words import MUTATORS, PURE_BUILTINS, PURE_LIBRARY, PURE_METHODS, RANDOM
 
 # what makes something from settings alone: worth a line, and the same each time
@@ -138,9 +138,7 @@ class Flow:
             for callee in known.callees if known is not None else ():
                 found |= self._changed_by(node, callee)
         for function in self.reached(nodes):
-            parts = ast.walk(function.node)
-            shared = {name for part in parts if isinstance(part, ast.Global) for name in part.names}
-            own = (bound_names(function.node) | parameters(function.node) | {"self", "cls"}) - shared
+            own = local_names(function.node) | {"self", "cls"}
             found |= {path for path in written(function.node.body) if path.partition(".")[0] not in own}
         return found
 

@@ -148,7 +148,7 @@ def _around(module: Module, node: ast.AST) -> list[Loop]:
 
 def _stays(module: Module, node: ast.Call, loop: Loop) -> bool:
     """Return whether all that a call reads comes from outside of a loop, and its name means nothing else there."""
-    inside = [*([] if isinstance(loop, ast.While) else [loop.target]), *loop.body]
+    inside = [loop.test if isinstance(loop, ast.While) else loop.target, *loop.body]
     parts = [part for item in inside for part in ast.walk(item)]
     own = module.parents.get(node)
     if isinstance(own, ast.Assign):

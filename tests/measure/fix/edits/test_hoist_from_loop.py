@@ -53,6 +53,24 @@ def test_what_a_function_inside_changes_stays():
     assert proposed(before.replace("nonlocal {}", "pass"), "mask =", "LCH014", "hoist-from-loop")
 
 
+def test_a_name_with_other_values_keeps_them():
+    before = """
+        import torch
+
+        def train(n):
+            mask = None
+            for step in range(4):
+                if step == 2:
+                    mask = torch.ones(n, n).tril()
+                print(mask)
+    """
+    for skipped in (before, before.replace("mask = None", "pass").replace("print(mask)", "del mask")):
+        (after,) = proposed(skipped, "mask = torch", "LCH014", "hoist-from-loop")
+        assert "        mask = tril\n" in after
+    (after,) = proposed(before.replace("mask = None", "pass"), "mask = torch", "LCH014", "hoist-from-loop")
+    assert "mask = tril" not in after
+
+
 def test_what_each_turn_keeps_for_itself_stays():
     before = """
         import torch

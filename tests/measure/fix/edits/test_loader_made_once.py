@@ -129,6 +129,25 @@ def test_nothing_where_the_condition_chooses_the_size() -> None:
     assert proposed(text.format("next(sizes)"), "loader = ", "DAT019", "loader-made-once")
 
 
+@pytest.mark.parametrize(
+    "turn",
+    [
+        "loader = DataLoader(data)\n    run(loader)\n    del loader",
+        "if epoch == 1:\n        loader = DataLoader(data)\n    run(loader)",
+        "run(loader)\n    loader = DataLoader(data)",
+    ],
+)
+def test_nothing_where_the_name_has_other_values(turn: str) -> None:
+    text = f"{HEAD}\nloader = DataLoader(few)\nfor epoch in range(3):\n    {turn}\n"
+    assert proposed(text, "loader = DataLoader(data)", "DAT019", "loader-made-once") == []
+
+
+def test_a_loader_that_one_turn_makes() -> None:
+    text = f"{HEAD}\nfor epoch in range(3):\n    if epoch == 0:\n        loader = DataLoader(data)\n    run(loader)\n"
+    (new,) = proposed(text, "loader = ", "DAT019", "loader-made-once")
+    assert "loader = DataLoader(data)\nfor epoch" in new
+
+
 def test_nothing_where_data_are_drawn_or_chosen_anew() -> None:
     text = f"""{HEAD}
 def make(n):

@@ -41,19 +41,33 @@ VERBS = re.compile(r"^_*(get|make|build|create|compute|load|read|prepare|new|fro
 
 def lasting(flow: Flow, around: ast.AST, body: Iterable[ast.stmt], varying: set[str]) -> dict[ast.stmt, str]:
     """Return the assignments in a body that can stand outside of what repeats it, and the name that each binds."""
-    names = [node for node in ast.walk(around) if isinstance(node, ast.Name)]
     fixed: set[str] = set()
     found: dict[ast.stmt, str] = {}
     for node, name, value in _assignments(body):
-        stores = [item for item in names if item.id == name and not isinstance(item.ctx, ast.Load)]
-        earlier = [item for item in names if item.id == name and item.lineno < node.lineno]
-        if len(stores) != 1 or earlier or _in_block(flow.module, node, around):
+        if has_other_values(flow.module, name, node, around) or _in_block(flow.module, node, around):
             continue
         lasts = stays(flow, value, varying - fixed, around) and not escapes(flow, [value])
         if lasts and (is_work(flow, value) or names_in(value) & fixed):
             fixed.add(name)
             found[node] = name
     return found
+
+
+def has_other_values(module: Module, name: str, node: ast.stmt, around: ast.AST) -> bool:
+    """Return whether what repeats an assignment may use its name for something else than it gives."""
+    names = [item for item in ast.walk(around) if isinstance(item, ast.Name) and item.id == name]
+    if any(item.lineno < node.lineno for item in names) or _n_bound(names) > 1:
+        return True
+    if module.parents[node] is around:
+        return False
+    # a turn that passes it by keeps the value from before
+    scope = module.scope(node)
+    given = any(isinstance(item, ast.arg) and item.arg == name for item in ast.walk(scope))
+    return given or _n_bound(module.names(name, scope)) > 1
+
+
+def _n_bound(names: Iterable[ast.Name]) -> int:
+    return sum(not isinstance(item.ctx, ast.Load) for item in names)
 
 
 def _assignments(body: Iterable[ast.stmt]) -> Iterator[tuple[ast.stmt, str, ast.expr]]:

@@ -11,6 +11,7 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import keyword, literal, names_in
 from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
 from torchtriage.measure.fix.edits._flow import flow_of, meets
+from torchtriage.measure.fix.edits._lasting import has_other_values
 from torchtriage.measure.fix.edits._loaders import REORDERED, draws, shuffles
 from torchtriage.measure.fix.edits._settings import constant_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
@@ -140,7 +141,7 @@ def _around(module: Module, node: ast.AST) -> list[Loop]:
     loops: list[Loop] = []
     child, outer = node, module.parents.get(node)
     while outer is not None and not isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        if isinstance(outer, Loop) and (isinstance(outer, ast.While) or child is not outer.iter):
+        if isinstance(outer, Loop) and child not in (getattr(outer, "iter", None), *outer.orelse):
             loops.append(outer)
         child, outer = outer, module.parents.get(outer)
     return loops
@@ -149,12 +150,10 @@ def _around(module: Module, node: ast.AST) -> list[Loop]:
 def _stays(module: Module, node: ast.Call, loop: Loop) -> bool:
     """Return whether all that a call reads comes from outside of a loop, and its name means nothing else there."""
     inside = [loop.test if isinstance(loop, ast.While) else loop.target, *loop.body]
-    parts = [part for item in inside for part in ast.walk(item)]
     own = module.parents.get(node)
     if isinstance(own, ast.Assign):
         target = own.targets[0]
-        stored = [part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
-        if isinstance(target, ast.Name) and stored.count(target.id) != 1:
+        if isinstance(target, ast.Name) and has_other_values(module, target.id, own, loop):
             return False
     flow = flow_of(module)
     varying = flow.changes(inside) | flow.handed_over(inside)

@@ -37,6 +37,9 @@ _HOOKS = frozenset(
     for name in ("forward_", "forward_pre_", "full_backward_", "full_backward_pre_", "backward_", "module_forward_")
 )
 
+_OPTIONS = frozenset({"gradient", "grad_tensors", "inputs", "retain_graph", "create_graph"})
+"""Of a backward pass: what else it is given by name is a loss."""
+
 RULE = Rule("MEM029", "memory-growth", "alloc", "Memory grows from step to step", "medium")
 
 FIX = Fix(
@@ -150,8 +153,9 @@ def _renewed(loop: SourceLoop, assign: Assign) -> bool:
 def _is_trained(module: Module, assign: Assign, loop: SourceLoop | None) -> bool:
     """Return whether a backward pass runs on the target, or on what is computed from it."""
     last = assign.target.rpartition(".")[2]
-    for call in module.sent("backward", "manual_backward"):
-        inside = [*call.node.args, *([call.owner] if call.owner is not None else [])]
+    for call in (*module.sent("backward", "manual_backward"), *module.called("torch.autograd.backward")):
+        named = [item.value for item in call.node.keywords if item.arg not in _OPTIONS]
+        inside = [*call.node.args, *named, *([call.owner] if call.owner is not None else [])]
         if any(last in names_in(part) | attributes_in(part) for part in inside):
             return True
     function = assign.context.function

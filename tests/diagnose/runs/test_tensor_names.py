@@ -8,6 +8,7 @@ import pytest
 from tests.diagnose.runs.samples_builder import SamplesBuilder
 
 from torchtriage.diagnose.runs.account import EITHER, OPERATORS
+from torchtriage.diagnose.runs.samples import Position
 
 
 @pytest.mark.parametrize(
@@ -150,6 +151,13 @@ def test_a_name_is_what_it_was_last_set_to_above(tmp_path: Path, lines: str, at:
     built.look(next(line.strip() for line in source.splitlines() if at in line))
     (look,) = built.samples().looks
     assert built.view.of_tensor(look.stack[0]) == made
+
+
+def test_of_a_sum_that_nests_too_deep_nothing_is_known(tmp_path: Path) -> None:
+    total = " + ".join(["img"] * 2000)
+    built = SamplesBuilder(tmp_path, f"def step(img):\n    y = {total}\n")
+    place = Position(str(tmp_path / "train.py"), "step", 1, 2, 2, 8, 8 + len(total))
+    assert not built.view.of_tensor(place)
 
 
 def test_of_a_function_that_nests_too_deep_nothing_is_known(tmp_path: Path) -> None:

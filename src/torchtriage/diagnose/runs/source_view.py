@@ -161,7 +161,10 @@ class SourceView:
         around = list(self._around(position.file, position.line))
         *_, statement = (node for node in around if isinstance(node, ast.stmt))
         held = self.flow(*(node for node in around if isinstance(node, Scope))).held.get(statement, {})
-        return any(is_tensor(node, held) for node in nodes)
+        try:
+            return any(is_tensor(node, held) for node in nodes)
+        except RecursionError:  # as a sum of a thousand terms does
+            return False
 
     def _flow(self, *scopes: Scope) -> Flow:
         """Return what names hold in the last of these scopes; those around it have run to their end by then."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from torchtriage.core.source.files import Sources
-from torchtriage.diagnose.lint.syntax import names_in, set_by, stored_names
+from torchtriage.diagnose.lint.syntax import holds, names_in, set_by, stored_names, walk
 from torchtriage.diagnose.lint.work_syntax import parameters, shared_names
 from torchtriage.diagnose.runs.samples import Position
 from torchtriage.diagnose.runs.tensor_names import Flow, Scope, is_tensor
@@ -161,6 +161,8 @@ class SourceView:
         around = list(self._around(position.file, position.line))
         *_, statement = (node for node in around if isinstance(node, ast.stmt))
         held = self.flow(*(node for node in around if isinstance(node, Scope))).held.get(statement, {})
+        own = _own_names(statement, nodes[0])
+        held = {name: tensor for name, tensor in held.items() if name not in own}
         try:
             return any(is_tensor(node, held) for node in nodes)
         except RecursionError:  # as a sum of a thousand terms does
@@ -304,6 +306,14 @@ class SourceView:
             if isinstance(node, ast.expr)
             and (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == place
         ]
+
+
+def _own_names(statement: ast.stmt, node: ast.expr) -> set[str]:
+    """Return the variables of the comprehensions and lambdas of a statement that are around a part of it."""
+    kinds = (*COMPREHENSIONS, ast.Lambda)
+    around = [part for part in walk(statement) if isinstance(part, kinds) and holds(part, node)]
+    given = {part.arg for outer in around for part in walk(outer) if isinstance(part, ast.arg)}
+    return given.union(*map(stored_names, around))
 
 
 def _heads(loop: Loop) -> Sequence[ast.For | ast.AsyncFor | ast.comprehension]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,9 +23,10 @@ CHANGES = frozenset(
 """Methods that change an object, or others' work."""
 _READS = re.compile(r"load|open|read|from(txt|file)|memmap|File$")
 _WRITES = re.compile(
-    r"write|save|dump|tofile|flush|sync$|commit|executemany|truncate|create|touch|copy|move|rename|replace|remove|unlink"
+    r"write|save|dump|tofile|flush|(?<!_a)sync$|commit|executemany|truncate|create|touch|copy|move|rename|replace|remove|unlink"
     r"|rmtree|mkdir|makedirs|rmdir"
 )
+_OPENS = re.compile(r"open|File|memmap")
 _CHANGES_TABLE = re.compile(r"\s*(insert|update|delete|replace|create|drop|alter)\s", re.IGNORECASE)
 _SLEEP = re.compile(r"[^#'\"]*\bsleep\(")
 
@@ -134,20 +135,29 @@ class SourceView:
             return False
         inner = loops[next((at for at, loop in enumerate(loops) if loop.lineno == steps), 0) :]
         if inner and all(behind.keys() & _turning(loop) for loop in inner):
-            return True if _READS.search(_called_name(call)) else None
+            names = self._behind(named, loops, position, _followed)
+            another = all(names.keys() & _turning(loop) for loop in inner) and _READS.search(_called_name(call))
+            return True if another else None
         imported = self._imported(position.file)
         fixed = all(name in imported or len(values) == 1 for name, values in behind.items())
         return False if fixed and not any(isinstance(part, ast.Call) for part in parts) else None
 
     def _behind(
-        self, nodes: Sequence[ast.expr], loops: Sequence[Loop], position: Position
+        self,
+        nodes: Sequence[ast.expr],
+        loops: Sequence[Loop],
+        position: Position,
+        names_of: Callable[[ast.AST], set[str]] = names_in,
     ) -> dict[str, list[ast.expr]]:
-        """Return the names in expressions and in what they are set to, by loops as well, with that."""
+        """Return the names in expressions and in what they are set to, by loops as well, with that.
+
+        ``names_of`` : which of the names in an expression are meant.
+        """
         behind: dict[str, list[ast.expr]] = {}
         pending = list(nodes)
         heads = [head for loop in loops for head in _heads(loop)]
         for node in pending:
-            for name in names_in(node) - behind.keys():
+            for name in names_of(node) - behind.keys():
                 behind[name] = self.values(position, name)
                 behind[name] += [head.iter for head in heads if name in stored_names(head.target)]
                 pending += behind[name]
@@ -330,8 +340,20 @@ def _turning(loop: Loop) -> set[str]:
         for node in ast.walk(loop)
         for target, value in set_by(node)
         if isinstance(value, ast.BinOp)
-        for name in stored_names(target) & names_in(value)
+        for name in stored_names(target) & _followed(value)
     }
+
+
+def _followed(node: ast.AST) -> set[str]:
+    """Return the variables in an expression of which each value gives it another: not ``n`` in ``n // 10``."""
+    parts = [node]
+    for part in parts:
+        skipped = part.test if isinstance(part, ast.IfExp) else None
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.FloorDiv | ast.Mod):
+            skipped = part.left
+        if not isinstance(part, ast.Compare):
+            parts += [child for child in ast.iter_child_nodes(part) if child is not skipped]
+    return {part.id for part in parts if isinstance(part, ast.Name)}
 
 
 def _called_name(call: ast.Call) -> str:
@@ -342,7 +364,8 @@ def _writes(node: ast.expr) -> bool:
     """Whether an expression writes a file: what is stored into, or a call by its name or mode."""
     if not isinstance(node, ast.Call):
         return not isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
-    values = [*node.args, *(keyword.value for keyword in node.keywords)]
+    given = node.args if _OPENS.search(_called_name(node)) else []
+    values = [*given, *(keyword.value for keyword in node.keywords)]
     texts = [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
     modes = [text for text in texts if set(text) <= set("rwaxbt+")]
     return any(set("wax") & set(mode) for mode in modes) or _WRITES.search(_called_name(node)) is not None

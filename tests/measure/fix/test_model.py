@@ -292,6 +292,16 @@ def test_the_line_that_takes_most_counts_its_gradients_and_no_call_of_backward(p
     assert hottest_line(_account((11, 0.05, "Python")), Files(project)) == []
 
 
+def test_a_line_is_one_whoever_it_is_run_by_and_whatever_its_comment_says(project):
+    (project / "acme.py").write_text(SOURCE.replace("total = 0.0", 'total = "backward()"  # .backward() of it is slow'))
+    account = _account((8, 0.4, "operators"), (11, 0.25, "Python"), (10, 0.2, "operators"))
+    lines = tuple(replace(line, function="<genexpr>") for line in _account((10, 0.3, "operators")).lines)
+    (found,) = hottest_line(replace(account, lines=account.lines + lines), Files(project))
+    assert (found.place.frame.line, found.cost.high_ms) == (10, pytest.approx(10.0))
+    (found,) = hottest_line(account, Files(project))
+    assert found.place.frame.line == 8
+
+
 def test_frames_of_a_file_that_is_shown_leave_room_for_others(project):
     asked: list[Question] = []
     ask = lambda questions: asked.extend(questions) or [(None, "no")]  # noqa: E731

@@ -17,6 +17,7 @@ from torchtriage.core.finding import Cost, Finding, Frame, Place
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_ms, format_share
 from torchtriage.diagnose.lint.edits import lines_of
+from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import first_line
 from torchtriage.diagnose.patterns.base import lookup
 from torchtriage.diagnose.runs.causes import PYTHON
@@ -37,7 +38,7 @@ MOST_FUNCTIONS, MOST_LINES, AROUND = 3, 300, 30
 MOST_LISTED = 12
 """Lines in a question, by their share of the step."""
 LONGEST_WHAT = 100
-_CALLS_BACKWARD = re.compile(r"backward\(|autograd\.grad\(")
+_CALLS_BACKWARD = re.compile(r"backward$|^torch\.autograd\.grad$")
 _QUOTED = re.compile(r"(['\"]).*\1")
 FORM = {
     "type": "object",
@@ -180,17 +181,18 @@ def hottest_line(account: StepAccount, files: Files) -> list[Finding]:
 
     None below :data:`HOT_SHARE` of the step.
     """
-    spent: dict[Frame, float] = {}
-    kinds: dict[Frame, str] = {}
+    spent: dict[tuple[str, int], list[AccountLine]] = {}
     for line in _own_lines(account, files):
-        frame = Frame(line.file, line.line, line.function, exact=True, lines=(line.line,))
-        if files.path_of(frame) is not None:
-            spent[frame] = spent.get(frame, 0.0) + line.share
-            kinds.setdefault(frame, line.kind)
-    frame, share = max(spent.items(), key=lambda entry: entry[1], default=(Frame("", 0, ""), 0.0))
+        path = files.path_of(Frame(line.file, line.line, line.function))
+        if path is not None:
+            spent.setdefault((path, line.line), []).append(line)
+    lines = max(spent.values(), key=_share, default=[])
+    share = _share(lines)
     if share < HOT_SHARE:
         return []
-    cause = HOT_LINE if kinds[frame] == PYTHON else HOT_OPERATOR_LINES
+    first = lines[0]
+    frame = Frame(first.file, first.line, first.function, exact=True, lines=(first.line,))
+    cause = HOT_LINE if first.kind == PYTHON else HOT_OPERATOR_LINES
     return [
         cause.finding(
             severity="note",
@@ -212,14 +214,25 @@ def hottest_line(account: StepAccount, files: Files) -> list[Finding]:
     ]
 
 
+def _share(lines: Sequence[AccountLine]) -> float:
+    return sum(line.share for line in lines)
+
+
 def _own_lines(account: StepAccount, files: Files) -> Iterator[AccountLine]:
     """Yield the account's lines and gradients, without calls of ``backward``: their time is that of the gradients."""
     yield from account.gradients
+    backward: dict[str, set[int]] = {}
     for line in account.lines:
         path = files.path_of(Frame(line.file, line.line, line.function))
-        rows = lines_of(files.text(path)) if path is not None else []
-        if not (line.line <= len(rows) and _CALLS_BACKWARD.search(rows[line.line - 1])):
+        if path is not None and path not in backward:
+            backward[path] = _backward_lines(files.module(path))
+        if path is None or line.line not in backward[path]:
             yield line
+
+
+def _backward_lines(module: Module | None) -> set[int]:
+    calls = module.calls if module is not None else []
+    return {call.node.func.end_lineno or 0 for call in calls if _CALLS_BACKWARD.search(call.name or call.attr)}
 
 
 def _shown(finding: Finding, files: Files, names: SourceNames) -> dict[str, Shown]:

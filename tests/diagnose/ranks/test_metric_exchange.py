@@ -132,6 +132,17 @@ def test_where_sizes_are_not_recorded_exchanges_are_not_checked():
     assert "record_shapes=True" in entry.how_to_record
 
 
+def test_where_a_rank_is_missing_it_may_be_the_late_one():
+    ranks = records(accumulating(by_turns, "after", took=500))[:3]
+    (job,) = detect_jobs(ranks)
+    findings = {finding.code: finding for finding in judge(ranks, job, min_share=0.01).findings}
+    cost = findings["COM101"].cost
+    assert cost is not None
+    assert (findings["COM101"].certainty, cost.low_ms) == ("hint", 0)
+    assert "the late one may be among them" in findings["COM101"].message
+    assert not findings["COM101"].also_explains
+
+
 @pytest.mark.parametrize("place", ["", "layer", "optimizer", "once"])
 def test_what_layers_and_the_optimizer_need_is_no_exchange_for_a_log(place: str):
     assert "COM101" not in found(accumulating(by_turns, place))

@@ -135,14 +135,14 @@ def judge(
         findings.append(agreed(one_group, through))
         late = numbers.index(through.evidence["late_rank"])
         together = replace(together, late=late)
+    doubtful = (STRAGGLER, *FINDERS, SLOW_LINK) if any(note.code in NOT_JUDGED for note in job.notes) else ()
     findings = with_reasons(findings)
     if measured and not refused:
-        findings = with_exposed(across_ranks(together, codes, findings), results, wait_ms, step_ms)
-        links = slow_links(together) if SLOW_LINK in codes else []
-        findings += [scaled(link, scale) for link in links]
-    if any(note.code in NOT_JUDGED for note in job.notes):
-        of_ranks = (STRAGGLER, *FINDERS, SLOW_LINK)
-        findings = [in_doubt(finding) if finding.code in of_ranks else finding for finding in findings]
+        findings = across_ranks(together, codes, findings)
+        findings += [scaled(link, scale) for link in (slow_links(together) if SLOW_LINK in codes else [])]
+    findings = [in_doubt(finding) if finding.code in doubtful else finding for finding in findings]
+    if measured and not refused:
+        findings = with_exposed(findings, results, wait_ms, step_ms)
     # what is left out of a trace's own report never gets here, so a finding without time stays
     findings = [
         finding

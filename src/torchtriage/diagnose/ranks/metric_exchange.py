@@ -96,7 +96,7 @@ def with_exposed(
 ) -> list[Finding]:
     """Return the findings without exposed communication that is little beyond waiting and these exchanges."""
     found = next((finding for finding in findings if finding.code == EXCHANGES), None)
-    if found is None or all(finding.code != EXPOSED for finding in findings):
+    if found is None or found.certainty == "hint" or all(finding.code != EXPOSED for finding in findings):
         return list(findings)
     sent_ms = found.evidence["transfer_share_of_step"] * step_ms
     if not only_waits(results, [wait + sent_ms for wait in wait_ms], step_ms):

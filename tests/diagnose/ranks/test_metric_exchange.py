@@ -34,12 +34,12 @@ def accumulating(
     """
     builders = ranks_of(4 * n_groups)
 
-    def exchange(at: list[float]) -> list[float]:
+    def exchange(at: list[float], line: int = 31) -> list[float]:
         for _ in range(times):
             for rank, builder in enumerate(builders):
                 builder.op("c10d::allreduce_", at[rank] - 10, 7)
                 if lines:
-                    builder.frame("train.py(31): train", at[rank] - 20, 30)
+                    builder.frame(f"train.py({line}): train", at[rank] - 20, 30)
             at = [when for group in range(n_groups) for when in exchange_in(group, at)]
         return at
 
@@ -70,7 +70,7 @@ def accumulating(
             at = compute(at, "autograd::engine::evaluate_function: MmBackward0", 0.5, micro)
             if N_MICRO - reduced <= micro < N_MICRO - 1:
                 at = [when + 20 for when in meet(builders, at, "allreduce")]
-            at = exchange(at) if micro < {"after": N_MICRO - 1, "once": 1}.get(place, 0) else at
+            at = exchange(at, 31 + micro) if micro < {"after": N_MICRO - 1, "once": 1}.get(place, 0) else at
         at = exchange(at) if place == "optimizer" else at
         for rank, builder in enumerate(builders):
             builder.annotation("Optimizer.step#SGD.step", at[rank] - 5, 4)
@@ -101,10 +101,11 @@ def test_exposed_communication_that_goes_with_the_exchanges_is_theirs():
     assert both["COM101"].also_explains == ("COM035",)
 
 
-def test_the_line_of_an_exchange_is_named():
-    frame = found(accumulating(by_turns, "after", lines=True))["COM101"].place.frame
+def test_the_line_of_the_exchange_that_is_waited_at_longest_is_named():
+    us = lambda micro, rank: 4000.0 if micro == rank == 2 else by_turns(micro, rank)  # noqa: E731
+    frame = found(accumulating(us, "after", lines=True))["COM101"].place.frame
     assert frame is not None
-    assert (frame.file, frame.function) == ("train.py", "train")
+    assert (frame.file, frame.line, frame.function) == ("train.py", 33, "train")
 
 
 def test_a_loss_that_is_exchanged_before_its_backward_pass_is_found():

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints
-from torchtriage.core.finding import Finding, Place
+from torchtriage.core.finding import Finding, Frame, Place
 from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.ranks.job_patterns import MIN_SHARE, RanksTogether, job_finding
 from torchtriage.diagnose.ranks.match import GroupMatch
@@ -86,7 +86,7 @@ def metric_exchange(job: RanksTogether) -> Finding | None:
         method="80 % of what the ranks gain by their recorded arrivals when nobody waits at these exchanges; high end:"
         " 125 % of it and of the transfer",
     )
-    stack = next((rank.exchanges.stack for rank in job.ranks if rank.exchanges.stack), ())
+    stack = _longest(job, meetings)
     place = Place(lane=found.place.lane, ops=names, frame=stack[0] if stack else None, stack=stack)
     return replace(found, place=place, n_events=sum(int(meeting.counted.sum()) for meeting in meetings))
 
@@ -120,6 +120,19 @@ def _meetings(job: RanksTogether, group: GroupMatch) -> _Meetings:
         held[:, column] = intervals.covered(intervals.spans(end - END_NS, end), exposed) > 0
     wait[small & ~first] = 0
     return _Meetings(group, small, first & np.isin(group.step, job.steady), wait, held)
+
+
+def _longest(job: RanksTogether, meetings: Sequence[_Meetings]) -> tuple[Frame, ...]:
+    """Return the user's calls around the exchanges at which the ranks wait longest."""
+    waited: dict[tuple[Frame, ...], int] = {}
+    for meeting in meetings:
+        index, wait = meeting.group.index[meeting.counted], meeting.wait_ns[meeting.counted]
+        for column, position in enumerate(meeting.group.members.tolist()):
+            rank = job.ranks[position]
+            for stack, rows in rank.exchanges.stacks.items():
+                its = np.isin(rank.collectives.row[index[:, column]], rows)
+                waited[stack] = waited.get(stack, 0) + int(wait[its, column].sum())
+    return max(waited, key=waited.__getitem__, default=())
 
 
 def _gain_ns(job: RanksTogether, meetings: Sequence[_Meetings]) -> float:

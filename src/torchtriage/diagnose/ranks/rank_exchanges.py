@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,14 +26,14 @@ _LAYER = r"(?i)conv|attention|matmul|gemm|linear|mm$|_mm|compiled|::(scaled_dot|
 class RankExchanges:
     """Rows of such collectives.
 
-    ``first`` : those that have a layer or a backward pass between them and the one before. ``stack`` : the user's calls
-    around one of them, innermost first. ``known`` : whether any collective has a size and the operator that asked for
-    it.
+    ``first`` : those that have a layer or a backward pass between them and the one before. ``stacks`` : the user's
+    calls around them, innermost first, each with the rows that it asks for. ``known`` : whether any collective has a
+    size and the operator that asked for it.
     """
 
     rows: Ints
     first: Ints
-    stack: tuple[Frame, ...] = ()
+    stacks: Mapping[tuple[Frame, ...], Ints] = field(default_factory=dict)
     known: bool = True
 
 
@@ -64,7 +65,10 @@ def rank_exchanges(trace: Trace) -> RankExchanges:
     middle = ((layer <= before) | (next_layer >= after)) & (after < _around(edges, at_ns)[1])
     op, rows, turn = op[middle], rows[middle], np.maximum(before, layer)[middle]
     first = np.append(True, turn[1:] != turn[:-1])[: len(turn)]
-    return RankExchanges(rows, rows[first], user_stack(trace, int(op[0])) if len(op) else ())
+    asked: dict[tuple[Frame, ...], list[int]] = {}
+    for row, asking in zip(rows.tolist(), op.tolist(), strict=True):
+        asked.setdefault(user_stack(trace, asking), []).append(row)
+    return RankExchanges(rows, rows[first], {stack: np.array(its, np.int64) for stack, its in asked.items()})
 
 
 def _small(trace: Trace, found: Collectives) -> tuple[Ints, Ints]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of, where_inputs
-from torchtriage.diagnose.patterns.base import Ints, Kind, Trace
+from torchtriage.diagnose.patterns.base import Ints, Kind, Mask, Trace
 
 _LAYERS = r"^aten::(linear|addmm|matmul|conv\d?d?|convolution|conv_transpose\dd)$"
 
@@ -24,9 +24,9 @@ def of_weights(trace: Trace, casts: Ints) -> Ints:
     return rows[is_weight[inverse.reshape(-1)]]
 
 
-def share_of_layers(trace: Trace) -> float:
+def share_of_layers(trace: Trace, among: Mask) -> float:
     """Return in how many of the layers something is cast, without shapes: there, only autocast does that."""
-    layers = trace.matching(_LAYERS, Kind.OP)
+    layers = trace.matching(_LAYERS, Kind.OP) & among
     # autocast calls the layer again, with what it has cast
     layers &= ~trace.tree.under(layers)
     cast = trace.tree.above(trace.named("aten::_to_copy"))

@@ -26,6 +26,13 @@ def cast_weight(builder, at, *, target="15", side=SIDE, shapes=True):
         )
 
 
+def sharded_layer(builder, at, **how):
+    """Add the forward of a module that FSDP2 gathers parameters for."""
+    builder.annotation("FSDP::pre_forward (layers.0)", at - 3, 2)
+    cast_weight(builder, at, **how)
+    builder.annotation("FSDP::post_forward (layers.0)", at + 21, 2)
+
+
 def sharded(
     *, shapes=True, dtype="Float", casts=True, layers=3, shard=SHARD, world=8, root=False, period=20_000.0, side=SIDE
 ):
@@ -44,7 +51,7 @@ def sharded(
             sized = {"Collective name": "_allgather_base", "In msg nelems": size, "dtype": dtype}
             builder.launch(host + 20, 5, done, us, name="ncclDevKernel_AllGather_RING_LL", stream=20, **sized)
             if casts:
-                cast_weight(builder, host + 55, side=side, shapes=shapes)
+                sharded_layer(builder, host + 55, side=side, shapes=shapes)
             builder.launch(host + 90, 5, done + us, 200)
             host, done = host + 100, done + us + 200
         for unit in range(layers):
@@ -78,11 +85,30 @@ def test_quiet_where_other_layers_compute_in_half_precision():
     assert not sharded(side=SIDE // 4).claims(find)
 
 
+@pytest.mark.parametrize("shapes", [True, False])
+def test_quiet_where_a_model_that_does_not_communicate_is_cast(shapes):
+    for builder, period in ((sharded(casts=False), 20_000.0), (replicated(casts=False), 8_000.0)):
+        for index in range(4):
+            for layer in range(3):
+                cast_weight(builder, period * index + 1_000 + 30 * layer, shapes=shapes)
+        assert not builder.claims(find)
+
+
+def test_another_model_s_type_is_not_the_one_of_the_layers():
+    builder = replicated(target="5")
+    for index in range(4):
+        cast_weight(builder, 8_000.0 * index + 1_000, side=2 * SIDE)
+    (claim,) = builder.claims(find)
+    assert claim.evidence["computes_in"] == "float16"
+
+
 def test_quiet_where_the_factors_of_attention_are_cast():
     builder = sharded(casts=False)
     query, key = [8, 16, SIDE, 64], [8, 16, 64, SIDE]
     for index in range(4):
         at = 20_000.0 * index + 1_000
+        builder.annotation("FSDP::pre_forward (layers.0)", at - 10, 5)
+        builder.annotation("FSDP::post_forward (layers.0)", at + 30, 5)
         builder.op("aten::matmul", at, 20, dims=[query, key], types=["float", "float"], concrete=["", ""])
         for place, shape in enumerate((query, key)):
             cast = {"dims": [shape, []], "types": ["float", "Scalar"], "concrete": ["", "15"]}
@@ -97,7 +123,7 @@ def test_quiet_where_micro_batches_cast_a_quarter_each():
             at = 20_000.0 * index + 1_000 * turn
             builder.annotation("FSDP::root_pre_forward", at, 5)
             for layer in range(3):
-                cast_weight(builder, at + 10 + 30 * layer, side=SIDE // 2)
+                sharded_layer(builder, at + 10 + 30 * layer, side=SIDE // 2)
     assert not builder.claims(find)
 
 
@@ -107,7 +133,7 @@ def test_quiet_where_the_backward_pass_casts_a_quarter_again():
         for layer in range(3):
             at = 20_000.0 * index + 1_000 + 50 * layer
             builder.op("autograd::engine::evaluate_function: CheckpointFunctionBackward", at, 40)
-            cast_weight(builder, at + 10, side=SIDE // 2)
+            sharded_layer(builder, at + 10, side=SIDE // 2)
     assert not builder.claims(find)
 
 
@@ -144,6 +170,9 @@ def test_half_of_the_exposed_transfer_may_go():
 
 def test_the_ranges_of_fsdp1_are_known_too():
     builder = sharded()
+    builder.events = [event for event in builder.events if not event["name"].endswith("_forward (layers.0)")]
+    for index in range(4):
+        builder.annotation("FullyShardedDataParallel.forward", 20_000.0 * index + 5, 305)
     for event in builder.events:
         if event["name"].startswith("FSDP::"):
             what = "_pre_forward" if "all_gather" in event["name"] else "_post_backward_hook"
@@ -177,6 +206,8 @@ def test_without_shapes_layers_that_cast_are_a_hint():
     assert (claim.certainty, claim.evidence["computes_in"]) == ("hint", "half-precision")
     builder = sharded(shapes=False)
     for index in range(4):
+        builder.annotation("FSDP::pre_forward (layers.0)", 20_000.0 * index + 1_990, 5)
+        builder.annotation("FSDP::post_forward (layers.0)", 20_000.0 * index + 2_090, 5)
         for layer in range(4):
             builder.op("aten::linear", 20_000.0 * index + 2_000 + 20 * layer, 10)
     assert not builder.claims(find)
@@ -196,7 +227,7 @@ def on_the_host(*, dtype="float"):
             builder.op("c10d::_allgather_base_", at + 500, 50, dims=[[8192], [4096]], types=[dtype, dtype])
             sized = {"Input Dims": [[4096]], "Input type": [dtype]}
             builder.event("gloo:all_gather", "user_annotation", at + 560, 2000, tid=77, **sized)
-            cast_weight(builder, at + 3050, target="5", side=90)
+            sharded_layer(builder, at + 3050, target="5", side=90)
             at += 4000
     return builder
 

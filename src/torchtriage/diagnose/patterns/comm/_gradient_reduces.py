@@ -13,7 +13,9 @@ _GRADIENT = r"evaluate_function: .*AccumulateGrad"
 _FSDP1 = r"^FullyShardedDataParallel\.forward$"
 _FLAT = r"evaluate_function"
 """FSDP1 has one parameter per unit; its gradient is there when the last layer of the unit is done."""
-FORWARD = r"^(Distributed|FullySharded)DataParallel\.forward$|^FSDP::root_pre_forward$"
+WRAPPED = r"^(Distributed|FullySharded)DataParallel\.forward$"
+"""The whole forward of what DDP or FSDP1 wraps."""
+FORWARD = rf"{WRAPPED}|^FSDP::root_pre_forward$"
 """One row per forward of the outermost module; FSDP2 marks its beginning only."""
 
 

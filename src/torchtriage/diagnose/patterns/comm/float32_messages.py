@@ -35,7 +35,7 @@ from torchtriage.diagnose.patterns._weights_cast import of_weights, share_of_lay
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Floats, Ints, Kind, Mask, Pattern, Trace, given
 from torchtriage.diagnose.patterns.comm._collectives import shorter
 from torchtriage.diagnose.patterns.comm._earlier import exposed_of, usual_ns
-from torchtriage.diagnose.patterns.comm._gradient_reduces import FORWARD, find_reduces
+from torchtriage.diagnose.patterns.comm._gradient_reduces import FORWARD, WRAPPED, find_reduces
 from torchtriage.diagnose.patterns.comm._sharding import find_gathers, gradient_reductions
 
 PATTERN = Pattern.of(
@@ -211,16 +211,31 @@ def _by_size_ns(found: Collectives) -> Floats:
     return out
 
 
+def _in_forward(trace: Trace) -> Mask:
+    """Return bool[n]: what runs in the forward of a model whose parameters or gradients travel."""
+    host = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.hosts
+    found = trace.tree.under(host & trace.matching(WRAPPED))
+    # FSDP2 marks where the forward of each module begins and ends
+    begins = trace.end_ns[host & trace.matching(r"^FSDP::pre_forward( \(|$)")]
+    ends = trace.start_ns[host & trace.matching(r"^FSDP::post_forward( \(|$)")]
+    marks = np.append(begins, ends)
+    order = np.argsort(marks, kind="stable")
+    depth = np.cumsum(np.repeat([1, -1], [len(begins), len(ends)])[order])
+    depth -= np.minimum.accumulate(np.minimum(depth, 0))  # a recording may begin within
+    return found | (np.append(0, depth)[np.searchsorted(marks[order], trace.start_ns, side="right")] > 0)
+
+
 def _cast_elements(trace: Trace) -> tuple[float, str]:
     """Return how many elements of weights a forward pass casts from float32, and to what most of them.
 
     Of equal casts those of the pass with the most: autocast may keep copies for later micro-batches. Casts of the
     backward pass are of layers it computes again. Without shapes, infinitely many where most layers cast something.
     """
+    inside = _in_forward(trace)
     if not trace.has_shapes:
-        return (np.inf, "half-precision") if share_of_layers(trace) >= MOST else (0, "")
+        return (np.inf, "half-precision") if share_of_layers(trace, inside) >= MOST else (0, "")
     host = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.hosts
-    casts = np.flatnonzero(trace.named("aten::_to_copy") & (trace.kind == Kind.OP))
+    casts = np.flatnonzero(trace.named("aten::_to_copy") & (trace.kind == Kind.OP) & inside)
     casts = casts[trace.steps.in_steady(trace.steps.of_host(casts))]
     casts = casts[where_inputs(trace, casts, lambda each: each.type(0) == "float" and each.value(1) in _HALVES)]
     casts = of_weights(trace, casts[trace.tree.nearest(casts, host & trace.matching(ENGINE)) < 0])

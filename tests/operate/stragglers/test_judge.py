@@ -97,6 +97,25 @@ def test_some_steps_of_each_window_are_told_as_a_mean() -> None:
     assert late.until == (1 + MEANS_IN_A_ROW) * EVERY
 
 
+@pytest.mark.parametrize("usual", [1.0, 0.99])
+def test_a_rank_that_is_late_in_another_phase_of_each_step(usual: float) -> None:
+    """The median of each phase is that of a step in which the others are late."""
+    rows = np.ones((MEANS_IN_A_ROW + 2, 4, EVERY, len(PHASE_NAMES))) * OWN_MS
+    rows[:, 1] *= usual
+    rows[:, 1, range(EVERY), [1 + step % 3 for step in range(EVERY)]] += 12
+    wait = rows.sum(axis=3).max(axis=1, keepdims=True) - rows.sum(axis=3)
+    times = np.concatenate([rows, wait[..., None]], axis=3) * 1e6
+    windows = [
+        {rank: window_times(number, ranks[rank].tolist(), []) for rank in range(4)}
+        for number, ranks in enumerate(times)
+    ]
+    (late,) = told(Judge(EVERY), windows)
+    assert set(late.phases) == {"loader", "forward", "backward"}
+    assert str(late).endswith("{}, {} and {}".format(*late.phases))
+    assert "a step on average since" in str(late)
+    assert sum(late.phases.values()) == pytest.approx(late.late_ms, abs=1)
+
+
 def test_who_works_longer_without_being_waited_for_is_not_late() -> None:
     """Ranks that do not train in step, or whose waiting is not seen."""
     windows = [window(number, 4) for number in range(10)]

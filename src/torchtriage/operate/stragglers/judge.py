@@ -36,8 +36,10 @@ WAITS_LESS = 0.5
 """The others wait at least this share of what a late rank works longer: else nobody waits for it."""
 EVERY_STEP = 0.5
 """Where the median step is late by this share of the mean, all are."""
-SECOND = 0.5
-"""A second phase is named where it has more than this share of the first one's."""
+EXPLAINED = 0.5
+"""Where the phases' medians have less than this share of what is late, each step is late in another phase."""
+NAMED = 0.5
+"""A phase is named where it has more than this share of the first one's."""
 STAYS = 0.5
 """A rank that was told stays late above this share of the limit: what lies at the limit is told once."""
 MOST_TOLD = 8
@@ -50,8 +52,8 @@ class Late:
 
     ``kind`` : ``late``, ``changed`` (its time goes elsewhere now) or ``ended``. ``late_ms`` : what it works longer than
     the median of the others. ``saved_ms`` : what the job would be spared if it did not. ``phases`` : where, the most
-    first. ``every_step`` : False where means show it and medians do not: some steps are late, or they differ much; the
-    numbers are means then. ``side`` : host or device. ``since`` : the first step, ``until`` : the last one that was
+    first. ``every_step`` : False where means show it and medians do not: some steps are late, or each in another phase;
+    the numbers are means then. ``side`` : host or device. ``since`` : the first step, ``until`` : the last one that was
     judged.
     """
 
@@ -71,7 +73,8 @@ class Late:
         if self.kind == "ended":
             return f"rank {self.rank} is no longer late since step {self.until}"
         often = "" if self.every_step else " on average"
-        where = " and ".join(self.phases) + " (device)" * (self.side == "device")
+        *others, last = self.phases
+        where = ", ".join(others) + " and " * bool(others) + last + " (device)" * (self.side == "device")
         again = "now " * (self.kind == "changed")
         return (
             f"rank {self.rank} is {again}late by {format_ms(self.late_ms)} of {format_ms(self.step_ms)} a step{often}"
@@ -202,14 +205,15 @@ class Judge:
         kind: Kind = "late",
     ) -> Late:
         at = int(np.searchsorted(names, rank))
-        middle = values[at, OWN] - np.median(np.delete(values[:, OWN], at))
-        every_step = every_step or bool(middle > EVERY_STEP * excess)
+        surplus = values[at] - np.median(np.delete(values, at, axis=0), axis=0)
+        more = surplus[MEDIANS]
+        every_step = every_step or bool(surplus[OWN] > EVERY_STEP * excess)
+        every_step = every_step and bool(np.maximum(more, 0).sum() > EXPLAINED * excess)
+        if not every_step:
+            more = surplus[MEANS]
         own = values[:, OWN if every_step else OWN_MEAN]
-        columns = values[:, MEDIANS if every_step else MEANS]
-        others = np.delete(columns, at, axis=0)
-        more = columns[at] - np.median(others, axis=0)
-        host = (values[:, HOST][at] - np.median(np.delete(values[:, HOST], at, axis=0), axis=0))[more.argmax()]
-        order = [phase for phase in np.argsort(-more) if more[phase] >= SECOND * more.max()][:2]
+        host = surplus[HOST][more.argmax()]
+        order = [phase for phase in np.argsort(-more) if phase == more.argmax() or more[phase] >= NAMED * more.max()]
         return Late(
             kind,
             rank,

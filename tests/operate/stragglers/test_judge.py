@@ -194,6 +194,19 @@ def test_a_hung_job_names_the_rank_that_does_not_wait() -> None:
     assert str(hung) == "no step for 60.0 s since step 100: rank 1 is in loader for 60.0 s"
 
 
+@pytest.mark.parametrize("n_heard", [0, 10])
+def test_a_hung_job_names_the_rank_that_is_not_heard_of(n_heard: int) -> None:
+    job = JobWatch(3, EVERY)
+    found: list[object] = []
+    for at_s in range(int(HUNG_S) + 30):
+        now = {rank: RankNote(at_s, 100, len(PHASE_NAMES)) for rank in range(2)}
+        if n_heard:
+            now[2] = RankNote(min(at_s, n_heard), 100, 1)
+        found += job.update(now, float(at_s))
+    rank_2 = f"rank 2 is not heard of since step {100 if n_heard else 0}"
+    assert [str(event) for event in found] == [rank_2, f"no step for 60.0 s since step 100: {rank_2}"]
+
+
 def test_ranks_that_end_early_are_no_loss() -> None:
     job = JobWatch(3, EVERY)
     found: list[object] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchtriage.core.units import format_ns
 from torchtriage.operate.stragglers.judge import Judge, Late
@@ -34,20 +34,24 @@ class Lost:
 
 @dataclass(frozen=True)
 class Hung:
-    """A job that makes no step; ``at`` : phase and seconds in it of the ranks that do not wait for another."""
+    """A job that makes no step.
+
+    ``at`` : phase and seconds in it of the ranks that do not wait for another. ``lost`` : the ranks that are not heard
+    of, whose phase is not known.
+    """
 
     step: int
     for_s: float
     at: dict[int, tuple[str, float]]
+    lost: list[Lost] = field(default_factory=list)
 
     def __str__(self) -> str:
         """Return the line for the log."""
-        some = list(self.at.items())[:MOST_NAMED]
-        named = ", ".join(
-            f"rank {rank} is in {phase} for {format_ns(since_s * 1e9)}" for rank, (phase, since_s) in some
-        )
-        more = f" and {len(self.at) - len(some)} more" if len(self.at) > len(some) else ""
-        named = named or "no rank is known not to wait"
+        places = [str(lost) for lost in self.lost] + [
+            f"rank {rank} is in {phase} for {format_ns(since_s * 1e9)}" for rank, (phase, since_s) in self.at.items()
+        ]
+        named = ", ".join(places[:MOST_NAMED]) or "no rank is known not to wait"
+        more = f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
         return f"no step for {format_ns(self.for_s * 1e9)} since step {self.step}: {named}{more}"
 
 
@@ -68,6 +72,8 @@ class JobWatch:
 
     def update(self, notes: Mapping[int, RankNote], at_s: float) -> list[Late | Lost | Hung]:
         """Take what ranks tell at a moment of a clock that never goes back."""
+        for rank in range(self.n_ranks):
+            self._heard.setdefault(rank, (-1, at_s))
         for rank, note in notes.items():
             self._take(rank, note, at_s)
         events: list[Late | Lost | Hung] = [*self._find_lost(notes, at_s), *self._find_hung(notes, at_s)]
@@ -82,7 +88,7 @@ class JobWatch:
     def _take(self, rank: int, note: RankNote, at_s: float) -> None:
         if note.ended:
             self.ended.add(rank)
-        if self._heard.get(rank, (-1, 0.0))[0] != note.beat:
+        if self._heard[rank][0] != note.beat:
             self._heard[rank] = note.beat, at_s
             self.lost.pop(rank, None)
         for window in note.windows:
@@ -99,7 +105,11 @@ class JobWatch:
 
     def _find_lost(self, notes: Mapping[int, RankNote], at_s: float) -> list[Lost]:
         quiet = [rank for rank, (_, heard_s) in self._heard.items() if at_s - heard_s > LOST_S]
-        found = {rank: Lost(rank, notes[rank].step) for rank in quiet if rank not in self.ended | self.lost.keys()}
+        found = {
+            rank: Lost(rank, notes[rank].step if rank in notes else 0)
+            for rank in quiet
+            if rank not in self.ended | self.lost.keys()
+        }
         self.lost |= found
         return [*found.values()]
 
@@ -114,8 +124,8 @@ class JobWatch:
             return []
         self._hung = True
         at = {
-            rank: (PHASE_NAMES[note.phase], note.since_s)
+            rank: (PHASE_NAMES[note.phase], note.since_s + at_s - self._heard[rank][1])
             for rank, note in going.items()
-            if note.phase < len(PHASE_NAMES)
+            if note.phase < len(PHASE_NAMES) and rank not in self.lost
         }
-        return [Hung(max(note.step for note in going.values()), for_s, at)]
+        return [Hung(max(note.step for note in going.values()), for_s, at, [*self.lost.values()])]

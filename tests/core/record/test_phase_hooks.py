@@ -120,6 +120,26 @@ def test_a_step_that_calls_the_one_of_its_base_is_one_step(program: Program) -> 
     assert program.n_steps == 3
 
 
+@pytest.mark.parametrize("watched", ["outer", "inner"])
+def test_an_optimizer_that_steps_another_one_makes_one_step(program: Program, watched: str) -> None:
+    import torch
+
+    inner = program.optimizer
+
+    class Outer(torch.optim.SGD):  # as those that look ahead or average do
+        def step(self, closure: Any = None) -> Any:
+            return inner.step(closure)
+
+    program.hooks.remove()
+    outer = Outer(program.net.parameters(), lr=0.1)
+    hooks = program.watch(program.net, {"outer": outer, "inner": inner}[watched])
+    hooks.install()
+    for program.clock.timed in (True, False, False):
+        outer.step()
+    hooks.remove()
+    assert program.n_steps == 3
+
+
 @pytest.mark.parametrize("timed", [True, False])
 def test_a_step_with_a_closure_is_one_step(program: Program, timed: bool) -> None:
     program.clock.timed = timed

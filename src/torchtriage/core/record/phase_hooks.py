@@ -156,11 +156,11 @@ class PhaseHooks:
             return
         if get_ident() not in clock.threads or not self._depth:
             return
-        self._n_ended += 1
+        self._n_ended += optimizer is self._optimizer
         self._depth -= 1
         if not self._depth:
             n_ended, self._n_ended = self._n_ended, 0
-            if optimizer is self._optimizer:
+            if n_ended:
                 self._n_nested = n_ended
                 self._on_step()
             if clock.phase == OPTIMIZER:  # not the end of the step

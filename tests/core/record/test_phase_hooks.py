@@ -155,6 +155,19 @@ def test_a_step_with_a_closure_is_one_step(program: Program, timed: bool) -> Non
     assert program.n_steps == 2
 
 
+def test_what_follows_a_closure_belongs_to_the_optimizer(program: Program) -> None:
+    batch = next(program.batches)
+    program.entered()
+
+    def closure() -> Any:
+        loss = program.net(batch).sum()
+        loss.backward()
+        return loss
+
+    program.optimizer.step(closure)
+    assert program.entered() == [OPTIMIZER, FORWARD, OPTIMIZER, BACKWARD, WAIT, OPTIMIZER, BETWEEN]
+
+
 def test_a_step_that_is_not_timed_is_counted_alone(program: Program) -> None:
     import torch
 

@@ -115,7 +115,7 @@ class PhaseHooks:
         if clock.phase == FORWARD and get_ident() in clock.threads:
             for tensor in _outputs(output, MOST_OUTPUTS):
                 tensor.register_hook(self._backward_begins)
-            clock.enter(BETWEEN)
+            self._pass_ended()
 
     def _backward_begins(self, _grad: Any) -> None:
         clock = self._clock
@@ -126,10 +126,10 @@ class PhaseHooks:
 
     def _own_backward_ended(self) -> None:
         self._clock.enter(WAIT)
-        self._queue(self._backward_ended)
+        self._queue(self._pass_ended)
 
-    def _backward_ended(self) -> None:
-        self._clock.enter(BETWEEN)
+    def _pass_ended(self) -> None:
+        self._clock.enter(OPTIMIZER if self._depth else BETWEEN)  # a closure's passes are inside of a step
 
     # -- optimizers ------------------------------------------------------------------------------
 

@@ -168,6 +168,29 @@ def test_what_follows_a_closure_belongs_to_the_optimizer(program: Program) -> No
     assert program.entered() == [OPTIMIZER, FORWARD, OPTIMIZER, BACKWARD, WAIT, OPTIMIZER, BETWEEN]
 
 
+def test_a_step_that_raises_is_not_open_for_good(program: Program) -> None:
+    import torch
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    def fail() -> Any:
+        raise RuntimeError("out of memory")
+
+    program.hooks.remove()
+    own = Own(program.net.parameters(), lr=0.1)
+    hooks = program.watch(program.net, own)
+    hooks.install()
+    with pytest.raises(RuntimeError):
+        own.step(fail)
+    program.entered()
+    own.step()
+    hooks.remove()
+    assert program.entered() == UPDATE
+    assert program.n_steps == 1
+
+
 def test_a_step_that_is_not_timed_is_counted_alone(program: Program) -> None:
     import torch
 

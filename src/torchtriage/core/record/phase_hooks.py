@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torchtriage.core.record.phase_clock import BACKWARD, BETWEEN, FORWARD, LOADER, OPTIMIZER, WAIT, PhaseClock
+from torchtriage.core.record.stacks import callers
 
 if TYPE_CHECKING:  # here only the script imports torch
     import torch
@@ -137,10 +138,13 @@ class PhaseHooks:
         clock = self._clock
         if self._compiling() or not clock.timed or get_ident() not in clock.threads:
             return
-        if clock.phase == OPTIMIZER:  # the step of a class calls that of its base, and both have hooks
-            self._depth += 1
+        step = sys._getframe(1)  # torch's, of each step that has hooks
+        if self._depth:  # inside of another, as a class calls its base's; or that one raised, which no hook tells
+            self._depth = sum(frame.f_code is step.f_code for frame in callers(step))
         else:
             self._depth = 1
+        if self._depth == 1:
+            self._n_ended = 0
             clock.enter(OPTIMIZER)
 
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:

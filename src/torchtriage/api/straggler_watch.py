@@ -360,7 +360,9 @@ class _Phase:
         self._clock, self._phase, self._before = clock, phase, 0
 
     def __enter__(self) -> None:
-        self._before = self._clock.enter(self._phase)
+        if threading.get_ident() in self._clock.threads:
+            self._before = self._clock.enter(self._phase)
 
     def __exit__(self, *_: object) -> None:
-        self._clock.enter(self._before)
+        if threading.get_ident() in self._clock.threads:
+            self._clock.enter(self._before)

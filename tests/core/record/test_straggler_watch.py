@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 import torchtriage as tt
 from torchtriage.core.errors import UsageError
+from torchtriage.core.record.phase_clock import FORWARD
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import METRICS
 
@@ -139,6 +141,22 @@ def test_what_cannot_be_meant() -> None:
         watch.phase("load")
     with watch, pytest.raises(UsageError, match="has begun"):
         watch.start()
+
+
+def test_a_phase_in_a_thread_of_the_users_own_is_none_of_the_loop() -> None:
+    watch = tt.StragglerWatch()
+    seen = []
+
+    def fetch() -> None:
+        with watch.phase("loader"):
+            seen.append(watch._clock.phase)
+
+    with watch.phase("forward"):
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        thread.join()
+        seen.append(watch._clock.phase)
+    assert seen == [FORWARD, FORWARD]
 
 
 def test_its_metrics_are_known() -> None:

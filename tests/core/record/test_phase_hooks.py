@@ -303,6 +303,17 @@ def test_all_of_it_is_taken_back(program: Program) -> None:
     assert program.entered() == []
 
 
+def test_watches_that_overlap_are_taken_back_in_any_order(program: Program) -> None:
+    from torch.utils.data import dataloader
+
+    later = program.watch(program.net, None)
+    later.install()
+    program.hooks.remove()
+    assert hasattr(dataloader._BaseDataLoaderIter.__next__, "__wrapped__")
+    later.remove()
+    assert not hasattr(dataloader._BaseDataLoaderIter.__next__, "__wrapped__")
+
+
 def test_copied_and_saved_models_do_not_keep_hooks(program: Program) -> None:
     import torch
 

@@ -189,11 +189,15 @@ class PhaseHooks:
             finally:
                 clock.enter(before)
 
-        def restore() -> None:
-            if getattr(owner, name) is timed:
-                setattr(owner, name, plain)
+        wrapper: Any = timed
+        wrapper.ended = False
 
-        setattr(owner, name, timed)
+        def restore() -> None:
+            wrapper.ended = True
+            while getattr(getattr(owner, name), "ended", False):  # also what ended below one that was put on later
+                setattr(owner, name, getattr(owner, name).__wrapped__)
+
+        setattr(owner, name, wrapper)
         self._undo.callback(restore)
 
 

@@ -328,7 +328,7 @@ def is_right(case: Case, told: list[dict[str, Any]]) -> bool:
     for one in told:
         if one["what"] != "late":
             return False
-        said.append((-1 if one["kind"] == "ended" else one["rank"], next(iter(one["phases"]))))
+        said.append((-1 if one["kind"] in ("ended", "absent") else one["rank"], next(iter(one["phases"]))))
     if len(case.told) > 1 and case.told[-1][0] != -1:
         said = [one for one in said if one[0] != -1]  # who moved has ended before, or after
     if len(said) != len(case.told):

@@ -225,17 +225,21 @@ class StragglerWatch:
         step = self._clock.step
         if step < self._asked["step"]:
             return
-        if self._profile is None:
-            self._profile = profile(self._asked["folder"], warmup=1)
-            self._recorded = (step, float("inf"))
-            self._profile.start(sys._getframe(3))
-            return
-        self._profile.step()
-        if self._profile.done:
+        try:
+            if self._profile is None:
+                self._recorded = (step, float("inf"))
+                self._profile = profile(self._asked["folder"], warmup=1)
+                self._profile.start(sys._getframe(3))
+                return
+            self._profile.step()
+            if not self._profile.done:
+                return
             self._profile.stop()
-            self._attend, self._profile = False, None
-            self._recorded = (self._recorded[0], step)
             _logger.warning("rank %d is recorded: %s", self._rank, self._asked["folder"])
+        except Exception as error:
+            _logger.warning("the recording of rank %d failed: %s: %s", self._rank, type(error).__name__, error)
+        self._attend, self._profile = False, None
+        self._recorded = (self._recorded[0], step)
 
     # -- the watch's thread ----------------------------------------------------------------------
 

@@ -159,6 +159,19 @@ def test_a_phase_in_a_thread_of_the_users_own_is_none_of_the_loop() -> None:
     assert seen == [FORWARD, FORWARD]
 
 
+def test_a_rank_that_cannot_be_recorded_is_compared_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    watch = tt.StragglerWatch(every=5)
+    watch._thread = threading.current_thread()
+    watch._asked = {"ranks": [0], "step": 1, "folder": str(tmp_path / "file" / "step1")}
+    for _ in range(20):
+        watch.step()
+    watch._take_windows(ended=True)
+    assert list(watch._windows) == [1, 2, 3]
+    (record,) = caplog.records
+    assert record.message.startswith("the recording of rank 0 failed: ")
+
+
 def test_its_metrics_are_known() -> None:
     watch = tt.StragglerWatch()
     process_metrics.register(watch)

@@ -57,11 +57,13 @@ def test_its_line() -> None:
     assert str(late) == "rank 5 is late by 12.3 ms of 140 ms a step since step 812: loader"
 
 
-def test_a_late_rank_that_is_not_heard_of_is_late_no_more() -> None:
+def test_a_late_rank_that_is_not_compared_is_not_said_to_have_recovered() -> None:
     judge = Judge(EVERY)
     with_it = [window(number, 8, {3: ("loader", 12.0)}) for number in range(6)]
     without = [{rank: one for rank, one in window(6 + number, 8).items() if rank != 3} for number in range(GONE + 2)]
-    assert [one.kind for one in told(judge, with_it + without)] == ["late", "ended"]
+    late, absent = told(judge, with_it + without)
+    assert (late.kind, absent.kind) == ("late", "absent")
+    assert str(absent) == "rank 3 is not compared any more since step 120"
     assert not judge.late
 
 

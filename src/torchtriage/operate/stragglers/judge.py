@@ -31,7 +31,7 @@ IN_A_ROW, MEANS_IN_A_ROW = 3, 6
 STEADY = 2.0
 """What only some steps are late by is told where it is so many times its own spread over the windows."""
 GONE = 10
-"""Windows without a rank after which it counts as one that is no longer late."""
+"""Windows without a rank after which a late one is told to be compared no more."""
 WAITS_LESS = 0.5
 """The others wait at least this share of what a late rank works longer: else nobody waits for it."""
 EVERY_STEP = 0.5
@@ -43,18 +43,18 @@ NAMED = 0.5
 STAYS = 0.5
 """A rank that was told stays late above this share of the limit: what lies at the limit is told once."""
 MOST_TOLD = 8
-Kind = Literal["late", "changed", "ended"]
+Kind = Literal["late", "changed", "ended", "absent"]
 
 
 @dataclass(frozen=True)
 class Late:
     """A rank that makes the others wait, in ms per step.
 
-    ``kind`` : ``late``, ``changed`` (its time goes elsewhere now) or ``ended``. ``late_ms`` : what it works longer than
-    the median of the others. ``saved_ms`` : what the job would be spared if it did not. ``phases`` : where, the most
-    first. ``every_step`` : False where means show it and medians do not: some steps are late, or each in another phase;
-    the numbers are means then. ``side`` : host or device. ``since`` : the first step, ``until`` : the last one that was
-    judged.
+    ``kind`` : ``late``, ``changed`` (its time goes elsewhere now), ``ended``, or ``absent`` (it tells of no more steps,
+    so that it is not compared). ``late_ms`` : what it works longer than the median of the others. ``saved_ms`` : what
+    the job would be spared if it did not. ``phases`` : where, the most first. ``every_step`` : False where means show
+    it and medians do not: some steps are late, or each in another phase; the numbers are means then. ``side`` : host or
+    device. ``since`` : the first step, ``until`` : the last one that was judged.
     """
 
     kind: Kind
@@ -72,6 +72,8 @@ class Late:
         """Return the line for the log."""
         if self.kind == "ended":
             return f"rank {self.rank} is no longer late since step {self.until}"
+        if self.kind == "absent":
+            return f"rank {self.rank} is not compared any more since step {self.until}"
         often = "" if self.every_step else " on average"
         *others, last = self.phases
         where = ", ".join(others) + " and " * bool(others) + last + " (device)" * (self.side == "device")
@@ -170,15 +172,17 @@ class Judge:
             if 0 < streak.absent < GONE:
                 continue
             streak.n, streak.quiet = 0, streak.quiet + 1
-            if streak.told is None or streak.quiet >= IN_A_ROW:
+            if streak.absent or streak.told is None or streak.quiet >= IN_A_ROW:
                 del self._streaks[rank]
                 if streak.told is not None:
-                    told.append(replace(streak.told, kind="ended", until=last_step - streak.quiet * self._every))
+                    kind: Kind = "absent" if streak.absent else "ended"
+                    n_windows = streak.absent or streak.quiet
+                    told.append(replace(streak.told, kind=kind, until=last_step - n_windows * self._every))
         for rank, (excess, every_step) in sorted(found.items(), key=lambda item: -item[1][0])[:MOST_TOLD]:
             streak = self._streaks.setdefault(rank, _Streak())
             if not streak.n and streak.told is None:
                 streak.since = number if every_step else self._means[0][0]
-            streak.n, streak.quiet = streak.n + 1, 0
+            streak.n, streak.quiet, streak.absent = streak.n + 1, 0, 0
             if streak.n < IN_A_ROW and every_step:
                 continue
             late = self._late(rank, excess, every_step, streak.since, last_step, names, values)

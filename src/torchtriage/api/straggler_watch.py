@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,13 +90,11 @@ class StragglerWatch:
         out: str | os.PathLike[str] | None = None,
     ) -> None:
         need_torch("tt.StragglerWatch")
-        if every < 5:
-            raise UsageError(f"expected every=5 steps or more, found {every}", hint="fewer say nothing of their spread")
-        self._every = every
+        self._every = _steps_of_window(every)
         self._on_late = on_late
         self._arm = None if arm is None else Path(arm)
         self._out = None if out is None else Path(out)
-        self._clock = PhaseClock(every)
+        self._clock = PhaseClock(self._every)
         optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wraps one
         self._hooks = PhaseHooks(self._clock, models, optimizer, self.step)
         self._attend = True  # whether a step has more to do than to be timed
@@ -107,7 +106,7 @@ class StragglerWatch:
         self._store: JobStore | None = None
         self._pid = os.getpid()
         self._loop_thread = 0
-        self._name = f"torchtriage/watch{next(_watches)}"
+        self._name = ""
         self._beat = 0
         self._waiting: dict[int, tuple[Window, list[list[float]]]] = {}
         self._windows: dict[int, WindowTimes] = {}
@@ -133,6 +132,7 @@ class StragglerWatch:
         if self._state != "new":
             raise UsageError("expected a new tt.StragglerWatch(), found one that has begun")
         self._state = "on"
+        self._name = f"torchtriage/watch{next(_watches)}"  # of all ranks: each begins the same ones
         self._hooks.install()
         self._clock.begin()
         atexit.register(self.stop)
@@ -253,9 +253,11 @@ class StragglerWatch:
             while self._job is not None and len(self._job.ended) < self._n_ranks and time.monotonic() < until_s:
                 time.sleep(0.05)
                 self._compare(self._store, self._job)
-        except Exception as error:  # a store that is gone is no matter of the loop
+        except ConnectionError as error:  # a store that is gone is no matter of the loop
             if not self._stop.is_set():
                 _logger.warning("the straggler watch has ended, its store is gone: %s", str(error).partition("\n")[0])
+        except Exception as error:
+            _logger.warning("the straggler watch failed: %s: %s", type(error).__name__, error)
 
     def _exchange(self, store: JobStore, *, ended: bool) -> None:
         self._take_windows(ended=ended)
@@ -357,6 +359,13 @@ class StragglerWatch:
         for (rank, phase), n in list(self._n_late.items()):
             yield "straggler_late_total", {"rank": str(rank), "phase": phase}, n
         yield "straggler_windows_total", {}, 0 if self._job is None else self._job.judge.n_windows
+
+
+def _steps_of_window(every: Any) -> int:
+    if isinstance(every, bool) or not isinstance(every, Integral) or every < 5:
+        hint = "steps that are compared together; fewer say nothing of their spread"
+        raise UsageError(f"expected every as a whole number from 5, found {every!r}", hint=hint)
+    return int(every)
 
 
 class _Phase:

@@ -151,6 +151,7 @@ class _Watch(_OfTrainer):
     def __init__(self, **settings: Any) -> None:
         super().__init__()
         self._settings = settings
+        StragglerWatch(**settings)  # what cannot be meant is refused here, not when a training begins
         self.watch: StragglerWatch | None = None
         """Of the training that is under way, or was the last."""
 

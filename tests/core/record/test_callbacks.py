@@ -323,6 +323,14 @@ def test_watches_are_copied_with_their_settings(kind: Any) -> None:
         assert other._settings == {"every": 7}
 
 
+@pytest.mark.parametrize("kind", [HFStragglerWatch, LightningStragglerWatch])
+def test_a_watch_that_cannot_be_meant_is_refused_when_it_is_made(kind: Any) -> None:
+    with pytest.raises(UsageError, match="whole number"):
+        kind(every=2)
+    with pytest.raises(TypeError, match="steps"):
+        kind(steps=7)
+
+
 def test_importing_them_imports_no_trainer() -> None:
     code = (
         "import sys, torchtriage.integrations.trainers;"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import torchtriage as tt
+from torchtriage.api import straggler_watch
 from torchtriage.core.errors import UsageError
 from torchtriage.core.record.phase_clock import FORWARD
 from torchtriage.operate.monitor import process_metrics
@@ -134,8 +135,9 @@ def test_without_steps_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_cannot_be_meant() -> None:
-    with pytest.raises(UsageError, match="every=5"):
-        tt.StragglerWatch(every=2)
+    for every in (2, 40.0, True, "40"):
+        with pytest.raises(UsageError, match="expected every as a whole number from 5"):
+            tt.StragglerWatch(every=every)  # type: ignore[arg-type]
     watch = tt.StragglerWatch()
     with pytest.raises(UsageError, match="loader"):
         watch.phase("load")
@@ -170,6 +172,17 @@ def test_a_rank_that_cannot_be_recorded_is_compared_again(tmp_path: Path, caplog
     assert list(watch._windows) == [1, 2, 3]
     (record,) = caplog.records
     assert record.message.startswith("the recording of rank 0 failed: ")
+
+
+def test_a_failure_of_its_thread_is_said_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = tt.StragglerWatch()
+    monkeypatch.setattr(straggler_watch, "JobStore", lambda _name: 1 // 0)
+    watch._run()
+    assert [record.message for record in caplog.records] == [
+        "the straggler watch failed: ZeroDivisionError: integer division or modulo by zero"
+    ]
 
 
 def test_its_metrics_are_known() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -19,9 +20,18 @@ def process_group() -> tuple[int, int] | None:
     return dist.get_rank(), dist.get_world_size()
 
 
-class JobStore:
-    """Bytes by name, of all ranks; not one of its calls is a collective. Raises RuntimeError when the store is gone."""
+@contextmanager
+def _of_the_store() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionError(str(error)) from error
 
+
+class JobStore:
+    """Bytes by name, of all ranks; not one of its calls is a collective. Raises ConnectionError: the store is gone."""
+
+    @_of_the_store()
     def __init__(self, prefix: str) -> None:
         from torch.distributed import PrefixStore
         from torch.distributed.distributed_c10d import _get_default_store
@@ -30,10 +40,12 @@ class JobStore:
         self._store.set_timeout(TIMEOUT)
         self._there: set[str] = set()
 
+    @_of_the_store()
     def set(self, name: str, data: bytes) -> None:
         """Tell something, in the place of what was told before."""
         self._store.set(name, data)
 
+    @_of_the_store()
     def get(self, names: Sequence[str]) -> dict[str, bytes]:
         """Return what is there now."""
         new = [name for name in names if name not in self._there]

@@ -258,6 +258,9 @@ class StragglerWatch:
                 _logger.warning("the straggler watch has ended, its store is gone: %s", str(error).partition("\n")[0])
         except Exception as error:
             _logger.warning("the straggler watch failed: %s: %s", type(error).__name__, error)
+        finally:
+            if self._job is not None:
+                process_metrics.unregister(self)
 
     def _exchange(self, store: JobStore, *, ended: bool) -> None:
         self._take_windows(ended=ended)

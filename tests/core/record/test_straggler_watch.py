@@ -20,6 +20,7 @@ from torchtriage.core.errors import UsageError
 from torchtriage.core.record.phase_clock import FORWARD
 from torchtriage.operate.monitor import process_metrics
 from torchtriage.operate.monitor.metrics import METRICS
+from torchtriage.operate.stragglers.job import JobWatch
 
 pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).with_name("watched_job.py")
@@ -183,6 +184,15 @@ def test_a_failure_of_its_thread_is_said_as_what_it_is(
     assert [record.message for record in caplog.records] == [
         "the straggler watch failed: ZeroDivisionError: integer division or modulo by zero"
     ]
+
+
+def test_a_watch_that_has_ended_has_no_metrics() -> None:
+    watch = tt.StragglerWatch()
+    watch._job = JobWatch(2, 40)
+    process_metrics.register(watch)
+    watch._stop.set()
+    watch._run()
+    assert "straggler_windows_total" not in {name for name, _, _ in process_metrics.read()}
 
 
 def test_its_metrics_are_known() -> None:

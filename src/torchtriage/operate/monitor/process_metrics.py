@@ -32,6 +32,11 @@ def register(source: MetricSource) -> None:
     _sources.append(weakref.ref(source, _sources.remove))
 
 
+def unregister(source: MetricSource) -> None:
+    """Report ``source``, which was registered, no more."""
+    _sources.remove(weakref.ref(source))
+
+
 def read() -> list[Value]:
     """Return what is known now; a part that fails is left out."""
     values: list[Value] = []

@@ -31,12 +31,13 @@ def unread(step: Callable[[], object]) -> list[dict[str, Any]]:
     """Return what one step computes for nothing."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    from torchtriage.core.record.unread_results import UnreadProbe
+    from torchtriage.core.record.unread_results import OperatorProbe
 
-    probe = UnreadProbe()
+    probe = OperatorProbe()
     assert probe.start()
+    probe.step()
     step()
-    found = probe.stop()
+    found, _ = probe.stop()
     assert sys.getprofile() is None
     assert not _get_current_dispatch_mode_stack()
     return found
@@ -226,13 +227,13 @@ def test_results_and_random_numbers_are_as_without(net: Any) -> None:
 def test_whoever_looks_already_is_left_alone(net: Any) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from torchtriage.core.record.unread_results import UnreadProbe
+    from torchtriage.core.record.unread_results import OperatorProbe
 
     with FlopCounterMode(display=False):
-        assert not UnreadProbe().start()
+        assert not OperatorProbe().start()
     sys.setprofile(lambda *_: None)
     try:
-        assert not UnreadProbe().start()
+        assert not OperatorProbe().start()
     finally:
         sys.setprofile(None)
 

@@ -64,8 +64,8 @@ class RecordPlan:
 
     ``early_light`` and ``early_heavy`` steps are recorded at once, for a loop that may end soon; the
     later recordings take their place. The early heavy one is left out while something is compiled.
-    In the next ``calls`` steps the inputs and results of functions are compared, and in one more (0: in none) what
-    operators read is noted.
+    In the next ``calls`` steps the inputs and results of functions are compared, and in two more (0: in none) what
+    operators compute and read is noted.
     ``warmup`` steps are not looked at. ``timing_steps`` unprofiled ones at least are timed, for
     ``min_timing_s`` at least, until their time has settled, or ``max_timing_steps`` or
     ``max_timing_s`` are reached (0 steps: none are timed). Then ``light`` and ``heavy`` steps are
@@ -88,7 +88,7 @@ class RecordPlan:
     def n_steps(self) -> int:
         """About how many steps all of it takes."""
         recorded = self.early_light + self.early_heavy + self.light + self.heavy
-        return self.warmup + 2 * self.timing_steps + recorded + self.calls + (self.calls > 0)
+        return self.warmup + 2 * self.timing_steps + recorded + self.calls + 2 * (self.calls > 0)
 
 
 @dataclass
@@ -260,7 +260,7 @@ class Recorder:
             if capture is not None:
                 self._keep(capture, inside_step=True)
             self._evidence.end_calls()
-            self._evidence.end_unread()
+            self._evidence.end_operators()
         except Exception as error:
             self._failed(error)
         self._end(reason)
@@ -276,9 +276,11 @@ class Recorder:
         self._evidence.calls_step()
         if self._phase_steps == self.plan.calls:
             self._evidence.end_calls()
-            self._evidence.begin_unread()
+            self._evidence.begin_operators()
+        elif self._phase_steps == self.plan.calls + 1:
+            self._evidence.operators_step()
         elif self._phase_steps > self.plan.calls:
-            self._evidence.end_unread()
+            self._evidence.end_operators()
             self._next()
 
     def _warm_up(self, now: int) -> None:
@@ -555,7 +557,7 @@ def _close_all() -> None:
 def _forget() -> None:
     for recorder in list(_live):
         recorder._evidence.end_calls()
-        recorder._evidence.end_unread()
+        recorder._evidence.end_operators()
         recorder._evidence.end_gradients()
         recorder._advance, recorder.state, recorder.ended = None, OFF, "forked"
     _live.clear()

@@ -12,7 +12,7 @@ from torchtriage.core.record.call_probe import CallProbe
 from torchtriage.core.record.unused_gradients import GradientWatch
 
 if TYPE_CHECKING:  # here only the script imports torch
-    from torchtriage.core.record.unread_results import UnreadProbe
+    from torchtriage.core.record.unread_results import OperatorProbe
 
 MOST_CALLS = 100
 
@@ -26,8 +26,9 @@ class StepEvidence:
         self._gradients: GradientWatch | None = None
         self._calls: list[dict[str, Any]] = []
         self._subnormal: list[dict[str, Any]] = []
-        self._unread_probe: UnreadProbe | None = None
+        self._operators: OperatorProbe | None = None
         self._unread: list[dict[str, Any]] = []
+        self._repeated: list[dict[str, Any]] = []
         self._unused_gradients: dict[str, Any] | None = None
         self._thrown_gradients: list[dict[str, Any]] = []
 
@@ -48,18 +49,23 @@ class StepEvidence:
             self._calls = probe.stop()[:MOST_CALLS]
             self._subnormal = probe.subnormal()
 
-    def begin_unread(self) -> None:
-        """Note from here on what operators read."""
-        from torchtriage.core.record.unread_results import UnreadProbe
+    def begin_operators(self) -> None:
+        """Note from here on what operators compute and read."""
+        from torchtriage.core.record.unread_results import OperatorProbe
 
-        self._unread_probe = UnreadProbe()
-        self._unread_probe.start()
+        self._operators = OperatorProbe()
+        self._operators.start()
 
-    def end_unread(self) -> None:
-        """Keep what nobody read since; what it is about ends with the step."""
-        probe, self._unread_probe = self._unread_probe, None
+    def operators_step(self) -> None:
+        """Say that the first of two steps has ended."""
+        if self._operators is not None:
+            self._operators.step()
+
+    def end_operators(self) -> None:
+        """Keep what operators showed."""
+        probe, self._operators = self._operators, None
         if probe is not None:
-            self._unread = probe.stop()
+            self._unread, self._repeated = probe.stop()
 
     def gradients_step(self, nth: int, last: int) -> None:
         """Compare gradients after the first and the second step; see until step ``last`` which are thrown away."""
@@ -87,6 +93,7 @@ class StepEvidence:
             "calls": self._calls,
             "subnormal": self._subnormal,
             "unread": self._unread,
+            "repeated": self._repeated,
             "unused_gradients": self._unused_gradients,
             "thrown_gradients": self._thrown_gradients,
         }

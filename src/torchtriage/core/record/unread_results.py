@@ -15,6 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from torchtriage.core.record.liveness import KEEPS, LOSSES, MASKS, RULES, Live, Rule, Shape, part, pointwise
 from torchtriage.core.record.stacks import user_call
+from torchtriage.core.record.value_numbers import ValueNumbers, changed_by
 
 FEWEST, LARGEST = 16, 1 << 26
 """Elements of a storage that are told apart: fewer take no time, more take too much."""
@@ -38,6 +40,7 @@ LEAST = 0.01
 MOST_FOUND, MOST_LINES = 8, 8
 LEAVES = frozenset({"numpy", "tolist", "data_ptr", "untyped_storage", "__dlpack__"})
 """Methods after which values are read without an operator."""
+OURS = str(Path(__file__).parent)
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 Line: TypeAlias = tuple[str, int, str]
 
@@ -99,8 +102,11 @@ class Unread:
     share: float = 0.0
 
 
-class UnreadProbe:
-    """Notes the operators of the thread that starts it, from :meth:`start` to :meth:`stop`."""
+class OperatorProbe:
+    """Notes the operators of the thread that starts it, for two steps.
+
+    :meth:`step` stands between them. What they compute is compared, and what the second one reads is noted.
+    """
 
     def __init__(self) -> None:
         self._mode = _Mode(self)
@@ -110,8 +116,9 @@ class UnreadProbe:
         self._n_elements: dict[int, int] = {}
         self._tensors: list[tuple[weakref.ref[torch.Tensor], _Piece]] = []
         self._narrowed: dict[_Piece, Line] = {}
+        self._values = ValueNumbers()
         self._n_events = self._until_ns = 0
-        self._whole = False
+        self._whole = self._noting = False
 
     def start(self) -> bool:
         """Begin, unless somebody else looks at calls or operators; return whether."""
@@ -123,14 +130,19 @@ class UnreadProbe:
         sys.setprofile(self._event)
         return True
 
-    def stop(self) -> list[dict[str, Any]]:
-        """End, and return what was computed for nothing, the most first, as JSON values."""
-        whole = self._whole
+    def step(self) -> None:
+        """Say that the first step has ended and the second begins."""
+        self._values.step()
+        self._noting = True
+
+    def stop(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """End; return what was computed for nothing, and lines that repeat their work, as JSON values."""
+        whole = self._whole and self._noting
         self._end()
         if not whole:
-            return []
+            return [], []
         with torch.no_grad():
-            return [asdict(found) for found in self._judged()]
+            return [asdict(found) for found in self._judged()], self._values.facts()
 
     def _end(self) -> None:
         self._whole = False
@@ -144,9 +156,9 @@ class UnreadProbe:
         self._n_events += 1
         if not self._whole or (self._n_events % LOOKS_AT_CLOCK == 0 and time.perf_counter_ns() > self._until_ns):
             self._end()
-        elif event == "c_call" and called.__name__ in LEAVES and frame.f_code.co_filename != __file__:
+        elif event == "c_call" and called.__name__ in LEAVES and not frame.f_code.co_filename.startswith(OURS):
             tensor = getattr(called, "__self__", None)
-            if type(tensor) in PLAIN:
+            if type(tensor) in PLAIN and self._noting:
                 self._add(None, called.__name__, 0, (), (tensor,), ())
 
     # -- what operators read and make ----------------------------------------------------------
@@ -163,17 +175,25 @@ class UnreadProbe:
     def _note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any, ns: int) -> None:
         read = tuple(_tensors((args, tuple(kwargs.values()))))
         made = tuple(_tensors(result))
-        writes = any(given.alias_info is not None and given.alias_info.is_write for given in func._schema.arguments)
+        changed = tuple(changed_by(func, args, kwargs))
         name = func.overloadpacket.__name__
-        if made and not writes:
+        if made and not changed:
             storages = {_storage(tensor) for tensor in read}
             if all(_storage(tensor) in storages for tensor in made):
-                self._view(read, made)
+                if self._noting:
+                    self._view(read, made)
                 return
+        number = self._values.note(func, args, kwargs, () if changed else made, changed)
+        in_backward = torch._C._current_graph_task_id() != -1
+        if not in_backward:
+            needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in read)
+            self._values.count(number, user_call(sys._getframe(3)), ns, needs_grad=needs_grad)
+        if not self._noting:
+            return
         rule = RULES.get(name) or RULES.get(name.removesuffix("_"))
         if rule is None and torch.Tag.pointwise in func.tags:
             rule = pointwise
-        if (writes and not name.endswith("_")) or kwargs.get("out") is not None:
+        if (changed and not name.endswith("_")) or kwargs.get("out") is not None:
             rule = None
         self._add(rule, name, ns, args, read, made)
 
@@ -399,7 +419,7 @@ class _Backwards:
 class _Mode(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
     """Hands every operator to a probe, those that only call others by what they call."""
 
-    def __init__(self, probe: UnreadProbe) -> None:
+    def __init__(self, probe: OperatorProbe) -> None:
         super().__init__()
         self._probe = probe
         self._composite: dict[Any, bool] = {}

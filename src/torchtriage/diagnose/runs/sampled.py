@@ -43,6 +43,7 @@ from torchtriage.diagnose.runs.memory_growth import CODE as LEAK
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step, with_graph_cost
 from torchtriage.diagnose.runs.recorded_host import host_shares, long_operators
 from torchtriage.diagnose.runs.repeated_calls import repeated_calls
+from torchtriage.diagnose.runs.repeated_values import repeated_values
 from torchtriage.diagnose.runs.result import RecordedRun
 from torchtriage.diagnose.runs.run_folder import Recording, failed_early
 from torchtriage.diagnose.runs.source_hints import UNNAMED, with_source
@@ -87,7 +88,8 @@ def with_samples(
         infers = (recording.facts.get("loop") or {}).get("boundary") == "forward"
         calls = recording.measured.get("calls") or ()
         again, rest = repeated_calls(loop, calls, roots, view, step_ms, infers=infers)
-        found += [*again, *hot_lines(rest, view, step_ms)]
+        values = repeated_values(recording.measured.get("repeated") or (), roots, rest, step_ms)
+        found += [*again, *values, *hot_lines(rest, view, step_ms)]
         if loop.place is not None and (longer := longer_loop(samples, view, loop)) is not None:
             other, part = longer
             other_ms = other.step_ns / 1e6

@@ -107,6 +107,27 @@ def test_values_that_change_are_others(name: str, given: Any) -> None:
     assert not repeated(step)
 
 
+def test_a_table_that_is_filled_in_each_step_is_made_again(given: Any) -> None:
+    import torch
+
+    matrix, _, _, batches = given
+
+    def step(number: int) -> None:
+        table = torch.zeros(256, 256)
+        table += matrix
+        table[:, :64] = batches[number]
+        (table @ batches[number]).sum().item()
+
+    def constant(number: int) -> None:
+        table = torch.zeros(256, 256)
+        table += matrix
+        table[:, :64] = 1
+        (table @ batches[number]).sum().item()
+
+    assert not repeated(step)
+    assert set(repeated(constant)) == {1, 2, 3}
+
+
 def test_a_benchmark_of_the_same_batch_repeats_nothing(given: Any) -> None:
     _, layer, _, batches = given
 

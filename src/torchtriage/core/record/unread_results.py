@@ -187,7 +187,7 @@ class OperatorProbe:
         in_backward = torch._C._current_graph_task_id() != -1
         if not in_backward:
             needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in read)
-            self._values.count(number, user_call(sys._getframe(3)), ns, needs_grad=needs_grad)
+            self._values.count(number, user_call(sys._getframe(3)), ns, changed or made, needs_grad=needs_grad)
         if not self._noting:
             return
         rule = RULES.get(name) or RULES.get(name.removesuffix("_"))

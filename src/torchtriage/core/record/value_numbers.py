@@ -52,12 +52,14 @@ class ValueNumbers:
         self._before: set[int] = set()
         self._now: set[int] = set()
         self._lines: dict[Line, RepeatedLine] = {}
+        # by storage: lines, and what counts there as repeated, as long as nothing new is written into it
+        self._kept: dict[int, list[tuple[RepeatedLine, int, int]]] = {}
         self._new = count()
 
     def step(self) -> None:
         """Say that a step has ended and the next begins."""
         self._before, self._now = self._now, set()
-        self._lines = {}
+        self._lines, self._kept = {}, {}
         for key in self._outside:  # may have been changed by what is not seen
             del self._of[key]
         self._outside = set()
@@ -82,16 +84,27 @@ class ValueNumbers:
             self._set(tensor, hash((number, self._number(tensor), at, place)))
         return number
 
-    def count(self, number: int, line: Line, ns: int, *, needs_grad: bool) -> None:
-        """Count an operator of the forward pass."""
+    def count(self, number: int, line: Line, ns: int, written: Sequence[torch.Tensor], *, needs_grad: bool) -> None:
+        """Count an operator of the forward pass; ``written`` : what it made or changed.
+
+        Where something new is written into a result, it has to be made again: a table that is filled in each step.
+        """
         row = self._lines.get(line)
         if row is None:
             row = self._lines[line] = RepeatedLine(*line)
+        again_ns, within_ns = ns * (number in self._before), ns * (number in self._now)
         row.ns += ns
         row.needs_grad |= needs_grad
-        row.again_ns += ns * (number in self._before)
-        row.within_ns += ns * (number in self._now)
+        row.again_ns += again_ns
+        row.within_ns += within_ns
         self._now.add(number)
+        for key in {tensor.untyped_storage()._cdata for tensor in written}:
+            if again_ns or within_ns:
+                self._kept.setdefault(key, []).append((row, again_ns, within_ns))
+            else:
+                for other, again, within in self._kept.pop(key, ()):
+                    other.again_ns -= again
+                    other.within_ns -= within
 
     def facts(self) -> list[dict[str, Any]]:
         """Return the lines that repeat most of their work, the longest first, as JSON values."""

@@ -252,20 +252,58 @@ def test_modes_of_the_script_inside_a_step(net: Any) -> None:
 
 
 def test_a_step_that_takes_too_long_is_given_up(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
     from torchtriage.core.record import unread_results
 
     _, head, hidden, _ = net
     monkeypatch.setattr(unread_results, "LONGEST_S", 0.0)
     monkeypatch.setattr(unread_results, "LOOKS_AT_CLOCK", 1)
+    assert not unread(lambda: [head(hidden)[:, -1].sum().item() for _ in range(3)])
 
-    def step() -> None:
-        for _ in range(3):
-            head(hidden)[:, -1].sum().item()
-        assert not _get_current_dispatch_mode_stack()
 
-    assert not unread(step)
+def test_it_is_never_left_in_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks and functions of the script's run in it, and what fails there fails for the script."""
+    import torch
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    from torchtriage.core.record import unread_results
+
+    monkeypatch.setattr(unread_results, "LOOKS_AT_CLOCK", 1)
+    table = torch.nn.Embedding(1000, 16, sparse=True)
+    probe = unread_results.OperatorProbe()
+    inside: list[int] = []
+
+    def hook(gradient: Any) -> None:
+        probe.give_up()
+        abs(1)  # an event in a frame that is not the loop's
+        inside.append(len(_get_current_dispatch_mode_stack()))
+
+    rows = table(torch.arange(32))
+    rows.register_hook(hook)
+    assert probe.start()
+    rows.square().sum().backward()
+    assert table.weight.grad is not None
+    assert table.weight.grad.is_sparse
+    abs(1)
+    assert inside == [1]
+    assert not _get_current_dispatch_mode_stack()
+    assert sys.getprofile() is None
+
+
+def test_it_is_left_under_the_guard_that_it_was_entered_in(net: Any) -> None:
+    import torch
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    from torchtriage.core.record.unread_results import OperatorProbe
+
+    _, head, hidden, _ = net
+    probe = OperatorProbe()
+    assert probe.start()
+    with torch.inference_mode():
+        head(hidden)
+        probe.stop()
+        head(hidden)
+    head(hidden).sum().backward()
+    assert not _get_current_dispatch_mode_stack()
 
 
 def test_an_exception_of_the_script_is_its_own(net: Any) -> None:

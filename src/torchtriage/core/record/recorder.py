@@ -260,7 +260,7 @@ class Recorder:
             if capture is not None:
                 self._keep(capture, inside_step=True)
             self._evidence.end_calls()
-            self._evidence.end_operators()
+            self._evidence.give_up_operators()
         except Exception as error:
             self._failed(error)
         self._end(reason)
@@ -557,7 +557,7 @@ def _close_all() -> None:
 def _forget() -> None:
     for recorder in list(_live):
         recorder._evidence.end_calls()
-        recorder._evidence.end_operators()
+        recorder._evidence.give_up_operators()
         recorder._evidence.end_gradients()
         recorder._advance, recorder.state, recorder.ended = None, OFF, "forked"
     _live.clear()

@@ -67,6 +67,12 @@ class StepEvidence:
         if probe is not None:
             self._unread, self._repeated = probe.stop()
 
+    def give_up_operators(self) -> None:
+        """Note no more, and keep nothing."""
+        probe, self._operators = self._operators, None
+        if probe is not None:
+            probe.give_up()
+
     def gradients_step(self, nth: int, last: int) -> None:
         """Compare gradients after the first and the second step; see until step ``last`` which are thrown away."""
         try:

@@ -24,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from torchtriage.core.record.liveness import KEEPS, LOSSES, MASKS, RULES, Live, Rule, Shape, part, pointwise
-from torchtriage.core.record.stacks import user_call
+from torchtriage.core.record.stacks import is_library, user_call
 from torchtriage.core.record.value_numbers import ValueNumbers, changed_by
 
 FEWEST, LARGEST = 16, 1 << 26
@@ -117,14 +117,17 @@ class OperatorProbe:
         self._tensors: list[tuple[weakref.ref[torch.Tensor], _Piece]] = []
         self._narrowed: dict[_Piece, Line] = {}
         self._values = ValueNumbers()
+        self._frames: frozenset[FrameType] = frozenset()
+        self._infers = False
         self._n_events = self._until_ns = 0
         self._whole = self._noting = False
 
     def start(self) -> bool:
-        """Begin, unless somebody else looks at calls or operators; return whether."""
-        if sys.getprofile() is not None or _get_current_dispatch_mode_stack():
+        """Begin, unless somebody else looks at calls or operators, or a backward pass is on; return whether."""
+        if sys.getprofile() is not None or _get_current_dispatch_mode_stack() or _in_backward():
             return False
         self._until_ns = time.perf_counter_ns() + int(LONGEST_S * 1e9)
+        self._frames, self._infers = frozenset(_users(sys._getframe(1))), torch.is_inference_mode_enabled()
         self._whole = True
         self._mode.__enter__()
         sys.setprofile(self._event)
@@ -138,24 +141,39 @@ class OperatorProbe:
     def stop(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """End; return what was computed for nothing, and lines that repeat their work, as JSON values."""
         whole = self._whole and self._noting
-        self._end()
+        self.give_up()
         if not whole:
             return [], []
         with torch.no_grad():
             return [asdict(found) for found in self._judged()], self._values.facts()
 
-    def _end(self) -> None:
+    def give_up(self) -> None:
+        """End."""
         self._whole = False
+        if not _in_backward():
+            self._end()
+
+    def _end(self) -> None:
+        """Leave the mode, in the thread and under the guards that it was entered in.
+
+        A backward pass and ``inference_mode`` put back the dispatcher's state as they found it: where the mode is left
+        inside of them it is asked for, and gone. Until then it hands all through.
+        """
         stack = _get_current_dispatch_mode_stack()
-        # else in another thread, or inside of a mode of the script's: our next event ends it
-        if sys.getprofile() == self._event and stack and stack[-1] is self._mode:
+        mine = sys.getprofile() == self._event and stack and stack[-1] is self._mode
+        if mine and torch.is_inference_mode_enabled() == self._infers:
             sys.setprofile(None)
             self._mode.__exit__(None, None, None)
+            self._frames = frozenset()
 
     def _event(self, frame: FrameType, event: str, called: Any) -> None:
         self._n_events += 1
-        if not self._whole or (self._n_events % LOOKS_AT_CLOCK == 0 and time.perf_counter_ns() > self._until_ns):
-            self._end()
+        if self._n_events % LOOKS_AT_CLOCK == 0 and time.perf_counter_ns() > self._until_ns:
+            self._whole = False
+        if not self._whole:
+            # in a frame that was there at the start nothing of torch is between it and the mode
+            if event != "call" and frame in self._frames:
+                self._end()
         elif event == "c_call" and called.__name__ in LEAVES and not frame.f_code.co_filename.startswith(OURS):
             tensor = getattr(called, "__self__", None)
             if type(tensor) in PLAIN and self._noting:
@@ -184,7 +202,7 @@ class OperatorProbe:
                     self._view(read, made)
                 return
         number = self._values.note(func, args, kwargs, () if changed else made, changed)
-        in_backward = torch._C._current_graph_task_id() != -1
+        in_backward = _in_backward()
         if not in_backward:
             needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in read)
             self._values.count(number, user_call(sys._getframe(3)), ns, changed or made, needs_grad=needs_grad)
@@ -217,7 +235,7 @@ class OperatorProbe:
         made: Sequence[torch.Tensor],
     ) -> None:
         pieces = tuple(self._piece(tensor) for tensor in read)
-        in_backward = torch._C._current_graph_task_id() != -1
+        in_backward = _in_backward()
         needs_grad = not in_backward and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in read)
         operator = _Operator(
             rule,
@@ -438,6 +456,18 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
         result = func(*args, **kwargs)
         self._probe.note(func, args, kwargs, result, time.perf_counter_ns() - begun)
         return result
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _users(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of the user's own code that a frame was called from."""
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
 
 
 def _tensors(given: Any) -> Iterator[torch.Tensor]:

@@ -78,8 +78,11 @@ class ValueNumbers:
         if _is_random(func, args):
             number = hash(("new", next(self._new)))
         for at, tensor in enumerate(made):
-            self._set(tensor, hash((number, at)))
+            if tensor.layout is torch.strided:
+                self._set(tensor, hash((number, at)))
         for at, tensor in enumerate(changed):
+            if tensor.layout is not torch.strided:
+                continue
             place = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
             self._set(tensor, hash((number, self._number(tensor), at, place)))
         return number
@@ -98,7 +101,7 @@ class ValueNumbers:
         row.again_ns += again_ns
         row.within_ns += within_ns
         self._now.add(number)
-        for key in {tensor.untyped_storage()._cdata for tensor in written}:
+        for key in {item.untyped_storage()._cdata for item in written if item.layout is torch.strided}:
             if again_ns or within_ns:
                 self._kept.setdefault(key, []).append((row, again_ns, within_ns))
             else:

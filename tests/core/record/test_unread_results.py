@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +155,18 @@ READS: dict[str, Callable[[torch.Tensor], object]] = {
     "the other part": lambda wide: wide[:, :49].amax(),
     "as another type": lambda wide: wide.view(wide.new_empty(0).int().dtype).sum(),
     "in place": lambda wide: wide.mul_(2).sum(),
+    "as another class": lambda wide: wide.as_subclass(type("Named", (type(wide),), {})).sum(),
+    "DLPack": lambda wide: np.from_dlpack(wide).sum(),
+    "another thread": lambda wide: _in_a_thread(wide.sum),
+    "sorted": lambda wide: wide.sort()[0],
+    "a large mask": lambda wide: wide[0, 0].masked_select(wide > 0).sum(),
 }
+
+
+def _in_a_thread(call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
 
 
 @pytest.mark.parametrize("name", READS)
@@ -170,6 +182,30 @@ def test_what_is_read_in_another_way_is_read(name: str, net: Any) -> None:
 
     with torch.no_grad():
         assert not unread(step)
+    KEPT.clear()
+
+
+def test_memory_that_others_see(net: Any) -> None:
+    """What was there before the step, of which a part is kept; and what NumPy was given before it was written."""
+    import torch
+
+    _, head, hidden, _ = net
+    before = torch.zeros(4, 8, 50, 2000)
+
+    def step() -> None:
+        before[1] = head(hidden)
+        KEPT.append(before[1][:, -1])
+
+    def shared() -> None:
+        table = torch.empty(400, 2000)
+        seen = table.numpy()
+        table.copy_(head(hidden).view(400, 2000))
+        KEPT.append(float(seen.sum()))
+        table[:10].sum().item()
+
+    with torch.no_grad():
+        assert not unread(step)
+        assert not unread(shared)
     KEPT.clear()
 
 

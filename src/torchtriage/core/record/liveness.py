@@ -147,7 +147,7 @@ def _gather(given: Sequence[Any], shapes: Sequence[Shape], live: Live) -> Read:
 
 
 def _masked_select(given: Sequence[Any], shapes: Sequence[Shape], live: Live) -> Read:
-    return ({0: given[1].expand(shapes[0])}, part(live)) if given[1] is not None else ALL
+    return ({0: spread(given[1], shapes[0])}, part(live)) if given[1] is not None else ALL
 
 
 def _labelled(given: Sequence[Any], shapes: Sequence[Shape], live: Live) -> Read:
@@ -165,7 +165,7 @@ RULES: Mapping[str, Rule] = {
     "mul": _mul,
     "copy_": _copy_to,
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
-    **dict.fromkeys(("_softmax", "_log_softmax", "softmax", "log_softmax", "cumsum", "sort"), _along),
+    **dict.fromkeys(("_softmax", "_log_softmax", "softmax", "log_softmax", "cumsum"), _along),
     "native_layer_norm": _layer_norm,
     "convolution": _by_first(1),
     **dict.fromkeys(("upsample_bilinear2d", "upsample_nearest2d", "upsample_bicubic2d"), _by_first(2)),

@@ -13,7 +13,7 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -23,7 +23,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from torchtriage.core.record.liveness import KEEPS, LOSSES, MASKS, RULES, Live, Rule, Shape, part, pointwise
+from torchtriage.core.record.liveness import ALL, KEEPS, LOSSES, MASKS, RULES, Live, Rule, Shape, part, pointwise
 from torchtriage.core.record.stacks import is_library, user_call
 from torchtriage.core.record.value_numbers import ValueNumbers, changed_by
 
@@ -38,8 +38,12 @@ READ = 0.5
 LEAST = 0.01
 """Of the time of all operators, what is computed for nothing."""
 MOST_FOUND, MOST_LINES = 8, 8
-LEAVES = frozenset({"numpy", "tolist", "data_ptr", "untyped_storage", "__dlpack__"})
-"""Methods after which values are read without an operator."""
+LEAVES = frozenset({"numpy", "tolist", "data_ptr", "untyped_storage"})
+"""Methods of C after which values are read without an operator."""
+UNSEEN = frozenset({"_to_dlpack", "_to_dlpack_versioned", "start_new_thread", "start_joinable_thread"})
+"""Functions of C after which it is not known what is read."""
+OUTER = 2
+"""Frames of the user's, the outermost, in which it may end."""
 OURS = str(Path(__file__).parent)
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 Line: TypeAlias = tuple[str, int, str]
@@ -127,7 +131,8 @@ class OperatorProbe:
         if sys.getprofile() is not None or _get_current_dispatch_mode_stack() or _in_backward():
             return False
         self._until_ns = time.perf_counter_ns() + int(LONGEST_S * 1e9)
-        self._frames, self._infers = frozenset(_users(sys._getframe(1))), torch.is_inference_mode_enabled()
+        self._frames = frozenset(list(_users(sys._getframe(1)))[-OUTER:])  # inner ones would keep a step's tensors
+        self._infers = torch.is_inference_mode_enabled()
         self._whole = True
         self._mode.__enter__()
         sys.setprofile(self._event)
@@ -174,10 +179,21 @@ class OperatorProbe:
             # in a frame that was there at the start nothing of torch is between it and the mode
             if event != "call" and frame in self._frames:
                 self._end()
-        elif event == "c_call" and called.__name__ in LEAVES and not frame.f_code.co_filename.startswith(OURS):
-            tensor = getattr(called, "__self__", None)
-            if type(tensor) in PLAIN and self._noting:
-                self._add(None, called.__name__, 0, (), (tensor,), ())
+        elif event == "c_call" and called.__name__ in LEAVES:
+            if not frame.f_code.co_filename.startswith(OURS):
+                self._share(getattr(called, "__self__", None))
+        elif event == "c_call" and called.__name__ in UNSEEN:
+            self._whole = False
+
+    def _share(self, tensor: Any) -> None:
+        """Note that memory is read and written without operators from now on: then nothing is known of it."""
+        if isinstance(tensor, torch.Tensor) and self._whole:
+            try:
+                key = tensor.untyped_storage()._cdata
+                self._storages.setdefault(key, StorageWeakRef(tensor.untyped_storage()))
+                self._n_elements[key] = 0
+            except Exception:
+                self._whole = False
 
     # -- what operators read and make ----------------------------------------------------------
 
@@ -260,13 +276,16 @@ class OperatorProbe:
         return piece
 
     def _piece(self, tensor: torch.Tensor) -> _Piece | None:
-        if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided:
+            return None
+        if type(tensor) not in PLAIN:
+            self._share(tensor)
             return None
         storage = tensor.untyped_storage()
         key, n = storage._cdata, storage.nbytes() // tensor.element_size()
         if key not in self._storages:
             self._storages[key] = StorageWeakRef(storage)
-            self._n_elements[key] = n if FEWEST <= n <= LARGEST else 0
+            self._n_elements.setdefault(key, n if FEWEST <= n <= LARGEST else 0)
         elif self._n_elements[key] != n:
             self._n_elements[key] = 0  # a view as another type: all of it counts as read
         return _Piece(key, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
@@ -290,7 +309,7 @@ class OperatorProbe:
             if piece is not None
         }
         step = _Backwards({key: n for key, n in self._n_elements.items() if n and key in made}, self._narrowed, makers)
-        self._reach(step)
+        self._reach(step, makers.keys())
         found: dict[Line, Unread] = {}
         lines: dict[tuple[Line, Line], UnreadLine] = {}
         line_ns: Counter[Line] = Counter()
@@ -324,15 +343,15 @@ class OperatorProbe:
         ranked = sorted(found.values(), key=lambda unread: -unread.share)
         yield from (unread for unread in ranked[:MOST_FOUND] if unread.share >= LEAST)
 
-    def _reach(self, step: _Backwards) -> None:
-        """Mark what is still within reach: of a storage that only torch holds, all of it."""
+    def _reach(self, step: _Backwards, fresh: Collection[int]) -> None:
+        """Mark what is within reach: all of a storage that only torch holds, or that was there before the step."""
         held = set()
         for reference, piece in self._tensors:
             if reference() is not None:
                 held.add(piece.storage)
                 step.read([piece])
         for key, storage in self._storages.items():
-            if key not in held and not storage.expired():
+            if (key not in held or key not in fresh) and not storage.expired():
                 step.read_all(key)
 
 
@@ -393,7 +412,10 @@ class _Backwards:
             self.read(operator.read)
             self._picks(operator, {})
             return 1.0, None
-        reads, needed = rule(operator.given, [piece.size if piece else () for piece in operator.read], live)
+        try:
+            reads, needed = rule(operator.given, [piece.size if piece else () for piece in operator.read], live)
+        except (RuntimeError, IndexError, TypeError):  # arguments that it does not know
+            reads, needed = ALL
         self._picks(operator, reads)
         whole = bool(live.all())
         for at, piece in enumerate(operator.read):

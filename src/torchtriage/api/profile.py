@@ -71,7 +71,7 @@ class Profile:
     def __init__(self, out: str | os.PathLike[str] | None, plan: RecordPlan | None) -> None:
         self.out = Path(tempfile.mkdtemp(prefix="torchtriage-") if out is None else out)
         if out is None:  # gone with the profile
-            weakref.finalize(self, shutil.rmtree, self.out, ignore_errors=True)
+            weakref.finalize(self, _remove, self.out, os.getpid())
         self.recorder: Recorder | None = None
         self._plan = plan
         self.how = "one window, no steps" if plan is None else "steps marked by p.step()"
@@ -175,6 +175,11 @@ class Profile:
         }
         path = self.out / f"process-{os.getpid()}.json"
         path.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def _remove(folder: Path, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child ends with a copy of the profile
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def need_torch(who: str) -> None:

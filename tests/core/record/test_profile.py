@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,19 @@ def test_a_block_without_steps_is_one_window(work: Callable[[], None]) -> None:
     assert out.exists()
     del p
     assert not out.exists()  # nobody asked for the recordings to be kept
+
+
+@pytest.mark.torch
+def test_recordings_outlive_a_forked_child() -> None:
+    code = """
+import os, sys, torch, torchtriage as tt
+p = tt.profile()
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+assert p.out.exists()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.torch

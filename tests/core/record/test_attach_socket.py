@@ -94,6 +94,14 @@ def test_as_many_steps_as_asked_are_captured_above_the_cap(sampler: Sampler, fol
     assert sampler.stats.skipped_overhead > 0
 
 
+def test_a_request_is_told_from_steps(sampler: Sampler, folder: Path) -> None:
+    thread, answers = in_background(folder, b'{"do": "capture", "steps": 5}\n')
+    with sampler.request():
+        pass
+    thread.join()
+    assert answers[0]["steps"] is None
+
+
 def test_a_client_that_leaves_takes_its_wish_back(sampler: Sampler, folder: Path) -> None:
     connect(folder, b'{"do": "capture", "steps": 3}\n').close()
     time.sleep(0.6)

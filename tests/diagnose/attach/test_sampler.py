@@ -65,5 +65,11 @@ def test_a_rank_that_fails_is_named_beside_one_that_stands(monkeypatch: pytest.M
     assert found.still == "no step or request ended within 0.5 s in rank 0; without rank 1: disk full"
 
 
+def test_a_request_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = {**DONE, "steps": None}
+    assert captured(monkeypatch, {0: request}, ranks=False).cost.startswith("one request of 1 process, ")
+    assert captured(monkeypatch, {0: DONE, 1: request}).cost.startswith("3 steps or one request of ranks 0-1, ")
+
+
 def test_processes_without_a_rank_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert captured(monkeypatch, {0: DONE}, ranks=False).cost.startswith("3 steps of 1 process, ")

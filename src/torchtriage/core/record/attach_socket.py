@@ -58,6 +58,7 @@ def socket_prefix(pid: int) -> str:
 class Ask:
     """A capture that was asked for; ``done`` is set when it has ended, in a file or with an error.
 
+    ``request`` : it came to be one request, which has no steps.
     ``begun_s``, ``own_s`` : when it began, by the sampler's clock, and the sampler's own time then.
     ``cost_s`` : the sampler's own time for it; ``wall_s`` : how long it recorded.
     """
@@ -65,6 +66,7 @@ class Ask:
     steps: int
     done: threading.Event = field(default_factory=threading.Event)
     begun: bool = False
+    request: bool = False
     exporting: bool = False
     cancelled: bool = False
     begun_s: float = 0.0
@@ -213,7 +215,8 @@ def _capture(request: Mapping[str, Any], client: socket.socket, sampler: weakref
         raise
     if ask.path is None:
         return {"error": ask.error}
-    return {"file": str(ask.path), "steps": ask.steps, "cost_s": ask.cost_s, "wall_s": ask.wall_s}
+    steps = None if ask.request else ask.steps
+    return {"file": str(ask.path), "steps": steps, "cost_s": ask.cost_s, "wall_s": ask.wall_s}
 
 
 def _stacks(*_: Any) -> Answer:

@@ -403,6 +403,8 @@ class _Request:
         self._sampler = sampler
         self._capture: Capture | None = None
         self._begun_s = 0.0
+        if sampler._ask is not None and sampler._ask.begun:
+            sampler._ask.request = True
 
     def __enter__(self) -> None:
         sampler = self._sampler

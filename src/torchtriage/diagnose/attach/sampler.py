@@ -157,9 +157,11 @@ def _cost(done: Sequence[tuple[Process, Mapping[str, Any]]], steps: int) -> str:
         wall_s = max(float(answer["wall_s"]) for _, answer in done)
     except (KeyError, TypeError, ValueError):
         return ""
+    requests = {answer.get("steps", steps) is None for _, answer in done}
+    what = " or ".join("one request" if request else format_count(steps, "step") for request in sorted(requests))
     ranks = [process.rank for process, _ in done if process.rank is not None]
     who = ranks_words(ranks) if len(ranks) == len(done) else format_count(len(done), "process", "processes")
     return (
-        f"{format_count(steps, 'step')} of {who}, recorded in {wall_s:.2f} s;"
+        f"{what} of {who}, recorded in {wall_s:.2f} s;"
         f" the profiler and its export took at most {cost_s:.2f} s of a process' time"
     )

@@ -156,11 +156,28 @@ def test_a_process_that_offers_nothing_says_what_was_tried():
     assert "--stacks" in caught.value.hint
 
 
+def test_a_process_that_has_exited_is_told():
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(TriageError, match="has exited"):
+            attach(str(child.pid), Wish())
+
+
+def test_what_cannot_be_read_of_a_process_is_not_called_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes.Path, "read_bytes", lambda path: (_ for _ in ()).throw(PermissionError))
+    with pytest.raises(TriageError, match=f"not readable: pid {os.getpid()}, owned by uid {os.geteuid()}") as caught:
+        attach(str(os.getpid()), Wish())
+    assert "SYS_PTRACE" in caught.value.hint
+
+
 def test_without_py_spy_its_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(processes.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TriageError, match="need py-spy") as caught:
         dump_stacks(os.getpid())
+    assert "torchtriage[attach]" in caught.value.hint
+    with pytest.raises(TriageError, match="no process tells") as caught:
+        attach(str(os.getpid()), Wish(only_stacks=True))
     assert "torchtriage[attach]" in caught.value.hint
 
 

@@ -15,7 +15,7 @@ from torchtriage.diagnose.attach import debug_server, dynolog, flight_recorder, 
 from torchtriage.diagnose.attach.captured import Captured
 from torchtriage.diagnose.attach.flight_recorder import Dump
 from torchtriage.diagnose.attach.hang import judge
-from torchtriage.diagnose.attach.processes import Process, Thread, dump_stacks, ranks_of
+from torchtriage.diagnose.attach.processes import MAY_READ, Process, Thread, dump_stacks, ranks_of
 from torchtriage.diagnose.attach.result import HangResult
 from torchtriage.diagnose.attach.web import Address, check_reach, parse_address
 
@@ -163,6 +163,11 @@ def _process(target: str, wish: Wish) -> Captured | HangResult:
         return _hang(target, processes, wish, _still(captured)) if captured.still else captured
     if any(process.env.get("KINETO_USE_DAEMON", "0") != "0" for process in processes):
         return _dynolog(Address("localhost", dynolog.PORT), frozenset(process.pid for process in processes), wish)
+    hidden = "; ".join(f"{process.name}, {process.hidden}" for process in processes[:8] if process.hidden)
+    if hidden:
+        raise AttachError(
+            f"whether it takes captures cannot be told; not readable: {hidden}", where=target, hint=MAY_READ
+        )
     raise AttachError(
         f"nothing in {', '.join(process.name for process in processes[:8])} takes captures; tried: the socket of a"
         " tt.sample(...) (none), dynolog (KINETO_USE_DAEMON is not set)",
@@ -189,7 +194,11 @@ def _hang(target: str, processes: list[Process], wish: Wish, notes: list[Note]) 
                 # of two backends the one that was used
                 dumps |= {process.rank: max(read, key=lambda dump: len(dump.records))} if read else {}
     if not stacks and not dumps and wish.dumps is None:
-        raise AttachError("no process tells where it is: " + "; ".join(note.message for note in notes), where=target)
+        raise AttachError(
+            "no process tells where it is: " + "; ".join(note.message for note in notes),
+            where=target,
+            hint=next((note.fix for note in notes if note.fix), ""),
+        )
     ranks = [process.rank for process in processes if process.rank is not None]
     return judge(target, _read_dumps(wish, dumps, processes), stacks, notes, ranks=ranks)
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,21 @@ from torchtriage.diagnose.attach.result import Call, StackGroup
 DUMP_S = 30.0
 """So long py-spy may take for one process."""
 MAX_CALLS = 200
+MAY_READ = "run it as the job's user or as root; in a container add --cap-add SYS_PTRACE"
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a job. ``rank`` : None where its environment names none."""
+    """A process of a job.
+
+    ``rank`` : None where its environment names none. ``hidden`` : why its environment cannot be read, empty where it
+    can.
+    """
 
     pid: int
     rank: int | None
     env: Mapping[str, str]
+    hidden: str = ""
 
     @property
     def name(self) -> str:
@@ -48,7 +55,7 @@ def ranks_of(pid: int) -> list[Process]:
 
     Workers of a rank's loaders have its environment: only the topmost process of each rank counts.
 
-    Raises AttachError: no such process.
+    Raises AttachError: no such process, or one that has exited.
     """
     try:
         if not pid:  # which would be our own group
@@ -59,13 +66,18 @@ def ranks_of(pid: int) -> list[Process]:
     except PermissionError:
         pass  # it runs, for someone else
     children: dict[int, list[int]] = {}
+    exited = set()
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             # the name in parentheses may hold anything
-            parent = int(entry.read_text(errors="replace").rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
+            state, parent, *_ = entry.read_text(errors="replace").rpartition(")")[2].split()
+        except (OSError, ValueError):
             continue
-        children.setdefault(parent, []).append(int(entry.parent.name))
+        children.setdefault(int(parent), []).append(int(entry.parent.name))
+        if state == "Z":  # its parent has not asked yet how it ended
+            exited.add(int(entry.parent.name))
+    if pid in exited:
+        raise AttachError("expected the pid of a process that runs, found one that has exited", where=str(pid))
     found = []
     below = [pid]
     for child in below:
@@ -78,13 +90,16 @@ def ranks_of(pid: int) -> list[Process]:
 
 
 def _process(pid: int) -> Process:
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
-    except OSError:
-        raw = ""
+    raw = hidden = ""
+    path = Path(f"/proc/{pid}/environ")
+    with suppress(OSError):
+        try:
+            raw = path.read_bytes().decode("utf-8", "replace")
+        except PermissionError:
+            hidden = f"owned by uid {path.parent.stat().st_uid}"
     env = dict(pair.split("=", 1) for pair in raw.split("\0") if "=" in pair)
     rank = env.get("RANK", "")
-    return Process(pid, int(rank) if rank.isascii() and rank.isdecimal() and len(rank) < 10 else None, env)
+    return Process(pid, int(rank) if rank.isascii() and rank.isdecimal() and len(rank) < 10 else None, env, hidden)
 
 
 def dump_stacks(pid: int) -> list[Thread]:
@@ -110,7 +125,7 @@ def dump_stacks(pid: int) -> list[Thread]:
     except (ValueError, TypeError, KeyError, AttributeError):
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
         may = "ptrace" in done.stderr.decode("utf-8", "replace") or "ermission" in lines[-1]
-        hint = "run it as the job's user or as root; in a container add --cap-add SYS_PTRACE" if may else ""
+        hint = MAY_READ if may else ""
         raise AttachError(f"py-spy finds no stacks: {lines[0][:200]}", where=f"pid {pid}", hint=hint) from None
 
 

@@ -74,6 +74,7 @@ class Profile:
             weakref.finalize(self, _remove, self.out, os.getpid())
         self.recorder: Recorder | None = None
         self._plan = plan
+        self._stopped = ""  # why, by a thread that cannot stop the profiler
         self.how = "one window, no steps" if plan is None else "steps marked by p.step()"
 
     def __enter__(self) -> Profile:
@@ -113,10 +114,19 @@ class Profile:
         """Say that an iteration has ended. Never raises."""
         if self.recorder is not None:
             self.recorder.step()
+            if self._stopped:
+                self.stop(self._stopped)
 
     def stop(self, reason: str = "stopped") -> None:
-        """End without ``with``; what is half recorded is kept up to its last whole step."""
-        if self.recorder is not None:
+        """End without ``with``; what is half recorded is kept up to its last whole step.
+
+        In another thread than the loop's, a recording under way ends with the loop's next step or ``report``.
+        """
+        if self.recorder is None:
+            return
+        if self.recorder.captures_elsewhere:
+            self._stopped = reason
+        else:
             self.recorder.close(COMPLETE if self._plan is None else reason)
 
     @property
@@ -138,6 +148,8 @@ class Profile:
         recorder = self.recorder
         if recorder is None:
             raise UsageError("expected a recorded block, found one that was not entered")
+        if self._stopped:
+            self.stop(self._stopped)
         if not recorder.ended:
             raise UsageError("expected a block that has ended", hint="ask for p.report after it")
         if not any(recorder.recorded(kind) for kind in ("light", "heavy")):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import torchtriage as tt
+from torchtriage.core.record.profiler_capture import profiler_running
 
 
 @pytest.fixture
@@ -91,6 +93,18 @@ def test_a_block_without_steps_is_one_window(work: Callable[[], None]) -> None:
     assert out.exists()
     del p
     assert not out.exists()  # nobody asked for the recordings to be kept
+
+
+@pytest.mark.torch
+def test_a_block_that_another_thread_stops_is_kept(work: Callable[[], None]) -> None:
+    p = tt.profile(steps=None)
+    p.start()
+    work()
+    thread = threading.Thread(target=p.stop)
+    thread.start()
+    thread.join()
+    assert "one window" in str(p.report)
+    assert not profiler_running()
 
 
 @pytest.mark.torch

@@ -274,6 +274,25 @@ def test_a_thread_that_ends_inside_a_capture_frees_the_sampler(make: Any, clock:
     assert stats.captures == 1
 
 
+def test_a_request_that_ends_in_another_thread_frees_the_sampler(make: Any, clock: Clock) -> None:
+    sampler = make(every_s=None)
+    sampler.trigger()
+    left = sampler.request()
+    left.__enter__()
+    thread = threading.Thread(target=left.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    assert profiler_capture.profiler_running()
+    with sampler.request():  # not captured, but of the thread that began
+        assert not profiler_capture.profiler_running()
+    clock.now = 1000
+    sampler.trigger()
+    with sampler.request():
+        work()
+    stats = finish(sampler)
+    assert (stats.captures, stats.skipped_busy, sum(stats.failures.values())) == (1, 0, 1)
+
+
 def test_a_forked_child_samples_for_itself(tmp_path: Path) -> None:
     code = """
 import os, sys, torch, torchtriage as tt

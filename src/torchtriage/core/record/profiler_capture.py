@@ -152,9 +152,7 @@ class Capture:
 
         Raises RuntimeError: this is not the thread that started it, or another profiler has ended it.
         """
-        if threading.get_ident() != self._thread:  # the result of stopping it here is no result
-            self._running = False
-            self._remove_guard()
+        if threading.get_ident() != self._thread:  # stopped here, it would go on there
             raise RuntimeError("the profiler was started by another thread, which has to stop it")
         if self._guard is not None and self._guard.overrun:  # stopping would crash the process
             self._running = False
@@ -176,9 +174,11 @@ class Capture:
             raise RuntimeError("the profiler was ended by another one")
 
     def abandon(self) -> None:
-        """Stop without anything to export; never raises."""
+        """Stop without anything to export; never raises. It goes on where this is not the thread that started it."""
         with contextlib.suppress(Exception):
             if self._running:
+                if threading.get_ident() != self._thread:
+                    return
                 self.stop()
         self._running = False
         self._remove_guard()

@@ -230,6 +230,11 @@ class Recorder:
         """Whether the profiler runs for this recorder."""
         return self._capture is not None
 
+    @property
+    def captures_elsewhere(self) -> bool:
+        """Whether the profiler runs for this recorder in another thread, which alone can stop it."""
+        return self.capturing and self._owner != get_ident()
+
     def cut_short(self) -> None:
         """End the current recording at the next step boundary, with the whole steps it has by then."""
         self._short = self._capture is not None
@@ -450,7 +455,8 @@ class Recorder:
     def _lost(self, reason: str) -> None:
         self._capture = None
         self._on_stacks(False)
-        self._end(reason)
+        if not self.ended:
+            self._end(reason)
 
     def _take_over(self) -> bool:
         """Whether the thread that steps owns the loop, from now on."""

@@ -169,6 +169,7 @@ class Sampler:
         self._number = 0
         self._owner = 0
         self._loop: _Loop | None = None
+        self._left: Capture | None = None  # of a request that ended in another thread
         self._ask: Ask | None = None
         self._exports: queue.SimpleQueue[tuple[Capture, float, Ask | None] | None] = queue.SimpleQueue()
         self._exporter: threading.Thread | None = None
@@ -177,12 +178,16 @@ class Sampler:
 
     def request(self) -> AbstractContextManager[None]:
         """Return a context for one request; captured if it is time for that. Never raises."""
+        if self._left is not None:
+            self._end_left()
         if self._clock() < self._due_s or self._closed:
             return _NOTHING
         return _Request(self) if self._claim() else _NOTHING
 
     def step(self) -> None:
         """Say that an iteration of the loop has ended. Never raises."""
+        if self._left is not None:
+            self._end_left()
         loop = self._loop
         if loop is not None:
             if self._owner == get_ident():
@@ -260,6 +265,7 @@ class Sampler:
         self._closed = True
         if self._owner == get_ident() and self._loop is not None:
             self._loop.give_up()
+        self._end_left()
         if self._exporter is not None:
             self._exports.put(None)
             self._exporter.join(CLOSE_S)
@@ -314,13 +320,19 @@ class Sampler:
         self._owner = get_ident()
         return True
 
+    def _end_left(self) -> None:
+        """End a capture whose request ended in another thread: the one that began it alone can stop the profiler."""
+        if self._left is not None and self._owner == get_ident():
+            self._left.abandon()
+            self._release()
+
     def _release(self) -> None:
         ask = self._ask
         if ask is not None and ask.begun:
             self._ask = None
             if not ask.exporting:
                 ask.end(error=ask.error or "the capture was given up")
-        self._owner, self._loop = 0, None
+        self._owner, self._loop, self._left = 0, None, None
         self._lock.release()
 
     def _lost(self, reason: str) -> None:
@@ -430,6 +442,10 @@ class _Request:
     ) -> None:
         capture, sampler = self._capture, self._sampler
         if capture is None:
+            return
+        if sampler._owner != get_ident():
+            sampler._left = capture
+            sampler._failed(RuntimeError("a captured request ended in another thread than it began in"))
             return
         begun = time.perf_counter()
         sampler._slowed(begun - self._begun_s)

@@ -55,6 +55,7 @@ class _Callback(_OfTrainer):
         self, out: str | os.PathLike[str] | None = None, *, steps: int = 6, warmup: int = 5, stop: bool = False
     ) -> None:
         super().__init__()
+        plan_of(steps, warmup)  # an error comes here, before there is a training
         self._settings = {"out": out, "steps": steps, "warmup": warmup, "stop": stop}
         self._profile: Profile | None = None
         self._may_end = False

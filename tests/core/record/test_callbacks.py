@@ -309,6 +309,12 @@ def test_torchtitan_that_fails_keeps_what_was_recorded(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("kind", [HFCallback, LightningCallback])
+def test_steps_that_cannot_be_meant_are_refused_at_once(kind: Any) -> None:
+    with pytest.raises(UsageError, match="expected steps"):
+        kind(steps=0)
+
+
+@pytest.mark.parametrize("kind", [HFCallback, LightningCallback])
 def test_copies_and_pickles_begin_anew(kind: Any, tmp_path: Path) -> None:
     callback = kind(tmp_path, steps=3)
     for other in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):

@@ -315,7 +315,8 @@ assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
-    for wrong in ({"every_s": 0}, {"max_mb": -1}, {"max_overhead": 0}, {"steps": 0}):
+    wrongs = ({"every_s": 0}, {"every_s": "60"}, {"max_mb": -1}, {"max_overhead": 0}, {"steps": 0}, {"steps": 2.5})
+    for wrong in wrongs:
         with pytest.raises(tt.UsageError, match=next(iter(wrong)).rstrip("s")):
             tt.sample(tmp_path, **wrong)  # type: ignore[arg-type]
 

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from threading import get_ident
 from types import TracebackType
@@ -100,10 +101,10 @@ def sample(
     Raises MissingExtraError: torch is not installed; UsageError: a number cannot be meant.
     """
     for name, value in (("every_s", every_s), ("max_mb", max_mb), ("max_overhead", max_overhead)):
-        if value is not None and not value > 0:
-            raise UsageError(f"expected {name} above 0, found {value}")
-    if steps < 1:
-        raise UsageError(f"expected at least one step per capture, found {steps}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not value > 0):
+            raise UsageError(f"expected {name} above 0, found {value!r}")
+    if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
+        raise UsageError(f"expected steps as a whole number from 1, found {steps!r}")
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -111,7 +112,7 @@ def sample(
             f"tt.sample needs torch, which cannot be imported: {error}", hint="pip install 'torchtriage[torch]'"
         ) from error
     sampler = Sampler(
-        Path(out), every_s=every_s, max_bytes=int(max_mb * 1e6), max_overhead=max_overhead, steps=steps, heavy=heavy
+        Path(out), every_s=every_s, max_bytes=max_mb * 1e6, max_overhead=max_overhead, steps=steps, heavy=heavy
     )
     if attach and os.environ.get(ATTACH_VARIABLE, "") != "0" and hasattr(os, "geteuid"):
         sampler.listen()
@@ -131,7 +132,7 @@ class Sampler:
         out: Path,
         *,
         every_s: float | None,
-        max_bytes: int,
+        max_bytes: float,
         max_overhead: float,
         steps: int,
         heavy: bool,

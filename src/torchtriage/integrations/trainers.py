@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -67,18 +68,37 @@ class _Callback(_OfTrainer):
 
     @property
     def report(self) -> Report | None:
-        """The judged recordings, None before a training."""
-        return None if self._profile is None else self._profile.report
+        """The judged recordings, None before a training.
+
+        Asked for outside of the trainer, it ends the recording of a training that raised.
+        """
+        if self._profile is None:
+            return None
+        if not self._trains():
+            self._stop(_RAISED)
+        return self._profile.report
+
+    def _trains(self) -> bool:
+        libraries = {name.partition(".")[0] for name, _ in self.trainers}
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_globals.get("__name__", "").partition(".")[0] in libraries:
+                return True
+            frame = frame.f_back
+        return False
 
     def _start(self) -> None:
         # of a training that begins again, with a smaller batch, too; of none after the recording
         self._may_end = self._settings["stop"] and not (self._profile is not None and self._profile.done)
         if self._profile is not None:
             return  # a second fit goes on in the first one's recording, or is not recorded
+        for other in list(_begun):
+            other._stop(_RAISED)
         run = profile(self._settings["out"], steps=self._settings["steps"], warmup=self._settings["warmup"])
         run.how = self.boundary
         run.start(sys._getframe(1))
         self._profile = run
+        _begun.add(self)
 
     def _step(self) -> bool:
         if self._profile is None:
@@ -89,6 +109,11 @@ class _Callback(_OfTrainer):
     def _stop(self, reason: str) -> None:
         if self._profile is not None:
             self._profile.stop(reason)
+            _begun.discard(self)
+
+
+_RAISED = "the training raised"  # transformers tells its callbacks nothing of that
+_begun: weakref.WeakSet[_Callback] = weakref.WeakSet()
 
 
 class HFCallback(_Callback):

@@ -127,6 +127,20 @@ def test_a_training_that_begins_again_may_end(tmp_path: Path) -> None:
     assert control.should_training_stop
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_transformers_training_that_raises_is_ended(again: bool, tmp_path: Path) -> None:
+    callback = HFCallback(tmp_path / "out", steps=2, warmup=0)
+    callback._start()
+    while callback.profile.recorder.state != "heavy":
+        callback._step()
+    for _ in range(3):
+        callback._step()
+    if again:
+        HFCallback()._start()
+    assert callback.report.recorded is not None
+    assert callback.profile.recording["ended"] == "the training raised"
+
+
 def test_a_transformers_trainer_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entered = Counter[int]()
     monkeypatch.setattr(phase_clock, "TIMED_NS", 0)  # every step is timed

@@ -67,7 +67,24 @@ def test_the_profilers_own_start_is_no_time_of_the_program() -> None:
     assert trace.window.start_ns == trace.window.host_start_ns == 6_000_000
     assert trace.window.basis.startswith("after 6.00 ms in which the profiler started; ")
     # what runs meanwhile is the program's
-    assert builder.op("aten::add", 3000, 10).build().window.start_ns == 3_000_000
+    builder.op("aten::add", 3000, 10)
+    builder.launch(3001, 5, 3010, 10)
+    assert builder.build().window.start_ns == 3_000_000
+
+
+def test_without_steps_the_window_begins_with_the_device() -> None:
+    """Loading, or a call that waits for work of before, is no part of a loop that anybody can see."""
+    builder = TraceBuilder().op("aten::empty", 0, 10).op("aten::copy_", 50_000, 900)
+    builder.copy(50_010, 890, 50_880, 20)
+    builder.launch(51_000, 5, 51_010, 400)
+    trace = builder.build()
+    assert trace.window.start_ns == trace.window.host_start_ns == 50_880_000
+    assert trace.window.basis.startswith("after 50.9 ms before the device's first work; ")
+    # a file that was cut at an annotation begins with it
+    assert builder.annotation("batch", 0, 52_000).build().window.start_ns == 0
+    short = TraceBuilder().op("aten::mm", 0, 100)
+    short.launch(5, 5, 90, 50)
+    assert short.build().window.start_ns == 0
 
 
 def test_no_step_loses_more_than_it_lasts_where_steps_differ() -> None:

@@ -183,7 +183,7 @@ def serves(*names: str) -> Trace:
         (["step[DECODE bs=32]"] * 4, ["step[EXTEND bs=2 toks=32]"] * 4, {"shapes"}),
         (["step[DECODE bs=32]"] * 6, ["step[DECODE bs=32]", "step[EXTEND bs=2 toks=32]"] * 3, {"shapes"}),
         (["step[DECODE bs=32]"] * 4, ["execute_context_0(0)_generation_32(32)"] * 4, {"steps"}),
-        (["step[DECODE bs=32]"] * 4, ["step[DRAFT_EXTEND bs=32]"] * 4, {"shapes"}),
+        (["step[DECODE bs=32]"] * 4, ["step[DRAFT_EXTEND bs=32]"] * 4, {"steps"}),
     ],
 )
 def test_steps_of_an_engine_hold_the_same_work(before: list[str], after: list[str], reasons: set[str]) -> None:

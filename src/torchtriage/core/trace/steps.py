@@ -207,7 +207,7 @@ def find_steps(trace: Trace) -> Steps:
         if found is not None:
             return build_steps(trace, found, marked=finder in (_by_engine, _by_profiler))
     none = np.empty(0, np.int64)
-    window = _whole(trace, "no steps found: the recording is one window")
+    window = _without_start(trace, _whole(trace, "no steps found: the recording is one window"))
     return Steps(trace, window, (), none, none, none, none, (), _busiest_lane(trace))
 
 
@@ -498,6 +498,23 @@ def _whole(trace: Trace, basis: str) -> Window:
     if behind > GIVEN_BACK_NS:
         basis += f"; after it the process gives back what it had for {format_ns(behind)}"
     return Window(begin_ns, last, f"{why}{basis}", ready_ns)
+
+
+def _without_start(trace: Trace, window: Window) -> Window:
+    """Return a window from the first work of a device on.
+
+    What the host did before is start-up, as far as anybody can tell, unless the file was cut at an annotation.
+    """
+    starts = trace.start_ns[trace.hosts | trace.works]
+    if not trace.works.any() or window.start_ns != window.host_start_ns:
+        return window
+    work_ns = min(int(trace.start_ns[trace.works].min()), window.end_ns)
+    cut = (trace.kind == Kind.ANNOTATION) & (trace.start_ns <= starts.min()) & (trace.end_ns > work_ns)
+    before_ns = work_ns - window.start_ns
+    if before_ns <= GIVEN_BACK_NS or cut.any():
+        return window
+    basis = f"after {format_ns(before_ns)} before the device's first work; {window.basis}"
+    return Window(work_ns, window.end_ns, basis, work_ns)
 
 
 def _profiler_ready(trace: Trace, starts: NDArray[np.bool_]) -> int:

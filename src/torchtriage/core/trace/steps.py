@@ -505,7 +505,7 @@ def _without_start(trace: Trace, window: Window) -> Window:
 
     What the host did before is start-up, as far as anybody can tell, unless the file was cut at an annotation.
     """
-    starts = trace.start_ns[trace.hosts | trace.works]
+    starts = trace.start_ns[~trace.is_kind(Kind.RECORDING, Kind.OVERHEAD, Kind.INSTANT, Kind.GPU_ANNOTATION)]
     if not trace.works.any() or window.start_ns != window.host_start_ns:
         return window
     work_ns = min(int(trace.start_ns[trace.works].min()), window.end_ns)

@@ -45,6 +45,7 @@ def unread(step: Callable[[], object]) -> list[dict[str, Any]]:
 
     from torchtriage.core.record.unread_results import OperatorProbe
 
+    step()  # what is used for the first time takes longer
     probe = OperatorProbe()
     assert probe.start()
     probe.step()
@@ -92,7 +93,7 @@ def test_labels_that_are_ignored_and_inference_mode(net: Any) -> None:
     assert [found["line"]] == here(step, 2)
     assert {row["line"] for row in found["lines"]} == {*here(step, 1, 2)}
     assert found["needs_grad"]
-    assert found["lines"][0]["unread_ns"] == pytest.approx(0.8 * found["lines"][0]["ns"], rel=0.2)
+    assert 0.5 < found["lines"][0]["unread_ns"] / found["lines"][0]["ns"] <= 0.8
 
     def infer() -> None:
         with torch.inference_mode():
@@ -169,6 +170,7 @@ READS: dict[str, Callable[[torch.Tensor], object]] = {
     "as another class": lambda wide: wide.as_subclass(type("Named", (type(wide),), {})).sum(),
     "DLPack": lambda wide: np.from_dlpack(wide).sum(),
     "another thread": lambda wide: _in_a_thread(wide.sum),
+    "windows that overlap": lambda wide: wide.unfold(1, 3, 1).exp(),
     "sorted": lambda wide: wide.sort()[0],
     "a large mask": lambda wide: wide[0, 0].masked_select(wide > 0).sum(),
 }
@@ -267,8 +269,8 @@ def test_results_and_random_numbers_are_as_without(net: Any) -> None:
 
     plain, seen = step(), []
     unread(lambda: seen.append(step()))
-    assert seen[0][0] == plain[0]
-    assert torch.equal(seen[0][1], plain[1])
+    assert seen[-1][0] == plain[0]
+    assert torch.equal(seen[-1][1], plain[1])
 
 
 def test_whoever_looks_already_is_left_alone(net: Any) -> None:
@@ -305,6 +307,18 @@ def test_a_step_that_takes_too_long_is_given_up(net: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(unread_results, "LONGEST_S", 0.0)
     monkeypatch.setattr(unread_results, "LOOKS_AT_CLOCK", 1)
     assert not unread(lambda: [head(hidden)[:, -1].sum().item() for _ in range(3)])
+
+
+@pytest.mark.parametrize("limit", ["MOST_TOLD_APART", "LONGEST_JUDGED_S"])
+def test_what_would_take_too_much_is_not_judged(limit: str, net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from torchtriage.core.record import unread_results
+
+    _, head, hidden, _ = net
+    monkeypatch.setattr(unread_results, limit, 0)
+    with torch.no_grad():
+        assert not unread(lambda: head(hidden)[:, -1].sum().item())
 
 
 def test_it_is_never_left_in_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:

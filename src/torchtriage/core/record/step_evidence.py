@@ -65,7 +65,10 @@ class StepEvidence:
         """Keep what operators showed."""
         probe, self._operators = self._operators, None
         if probe is not None:
-            self._unread, self._repeated = probe.stop()
+            try:
+                self._unread, self._repeated = probe.stop()
+            except Exception as error:  # of a torch that does otherwise
+                self._failures[f"operators: {type(error).__name__}: {error}"] += 1
 
     def give_up_operators(self) -> None:
         """Note no more, and keep nothing."""

@@ -32,6 +32,8 @@ FEWEST, LARGEST = 16, 1 << 26
 COUNTS = 4096
 """Elements of a result from which on its operator counts."""
 MOST_OPERATORS, LARGEST_INDEX = 50_000, 1 << 22
+MOST_KEPT, MOST_TOLD_APART = 1 << 24, 1 << 28
+"""Elements of all indices that are kept, and of the storages that are told apart at once: a byte each."""
 LONGEST_S, LOOKS_AT_CLOCK, LONGEST_JUDGED_S = 10.0, 1024, 3.0
 READ = 0.5
 """What part of an operator's work may be needed at most, so that the rest counts."""
@@ -123,7 +125,7 @@ class OperatorProbe:
         self._values = ValueNumbers()
         self._frames: frozenset[FrameType] = frozenset()
         self._infers = False
-        self._n_events = self._until_ns = 0
+        self._n_events = self._until_ns = self._n_kept = 0
         self._whole = self._noting = False
 
     def start(self) -> bool:
@@ -258,7 +260,7 @@ class OperatorProbe:
             name,
             user_call(sys._getframe(4)),
             ns,
-            tuple(_kept(item, rule) for item in given) if rule is not None else (),
+            tuple(self._keep(item, rule) for item in given) if rule is not None else (),
             pieces,
             tuple(tensor.is_floating_point() and tensor.numel() >= COUNTS for tensor in read),
             tuple(self._made(tensor) for tensor in made),
@@ -268,6 +270,11 @@ class OperatorProbe:
         self._operators.append(operator)
         if len(self._operators) >= MOST_OPERATORS:
             self._whole = False
+
+    def _keep(self, given: Any, rule: Rule) -> Any:
+        kept = _kept(given, rule) if self._n_kept < MOST_KEPT or not isinstance(given, torch.Tensor) else None
+        self._n_kept += sum(tensor.numel() for tensor in _tensors(kept))
+        return kept
 
     def _made(self, tensor: torch.Tensor) -> _Piece | None:
         piece = self._piece(tensor)
@@ -314,7 +321,7 @@ class OperatorProbe:
         lines: dict[tuple[Line, Line], UnreadLine] = {}
         line_ns: Counter[Line] = Counter()
         for operator in reversed(self._operators):
-            if time.perf_counter_ns() > until_ns:
+            if time.perf_counter_ns() > until_ns or step.n_told_apart > MOST_TOLD_APART:
                 return
             if operator.in_backward:  # the gradient of what nobody reads is zero
                 step.take(operator.made)
@@ -367,6 +374,7 @@ class _Backwards:
     makers: dict[int, Line]
     need_all: set[Line] = field(default_factory=set)
     live: dict[int, Live] = field(default_factory=dict)
+    n_told_apart: int = 0
     readers: dict[int, Line] = field(default_factory=dict)
     """The line that reads a part of a storage."""
 
@@ -392,6 +400,7 @@ class _Backwards:
                 here.fill_(False)
                 if here.numel() == mask.numel():
                     del self.live[piece.storage]
+                    self.n_told_apart -= mask.numel()
         return taken
 
     def through(self, operator: _Operator) -> tuple[float, Line | None]:
@@ -444,7 +453,10 @@ class _Backwards:
         else:
             for dim, (n, step) in enumerate(zip(piece.size, piece.stride, strict=True)):
                 live = live.any(dim, keepdim=True) if not step and n > 1 else live
-            here |= live
+            try:
+                here |= live
+            except RuntimeError:  # windows that overlap
+                mask.fill_(True)
         reader = self.narrowed.get(piece, reader)
         if reader is not None:
             self.readers.setdefault(piece.storage, reader)
@@ -453,6 +465,7 @@ class _Backwards:
         n = self.n_elements.get(key)
         if n and key not in self.live:
             self.live[key] = torch.zeros(n, dtype=torch.bool, device="cpu")
+            self.n_told_apart += n
         return self.live.get(key)
 
 

@@ -511,7 +511,9 @@ def _without_start(trace: Trace, window: Window) -> Window:
     work_ns = min(int(trace.start_ns[trace.works].min()), window.end_ns)
     cut = (trace.kind == Kind.ANNOTATION) & (trace.start_ns <= starts.min()) & (trace.end_ns > work_ns)
     before_ns = work_ns - window.start_ns
-    if before_ns <= GIVEN_BACK_NS or cut.any():
+    # a long wait for the device says that work is missing from the file
+    waits = trace.matching(_DEVICE_SYNC, Kind.RUNTIME) & (trace.dur_ns > GIVEN_BACK_NS) & (trace.start_ns < work_ns)
+    if before_ns <= GIVEN_BACK_NS or cut.any() or waits.any():
         return window
     basis = f"after {format_ns(before_ns)} before the device's first work; {window.basis}"
     return Window(work_ns, window.end_ns, basis, work_ns)

@@ -125,7 +125,7 @@ def test_what_is_not_read_changes_nothing_that_is(name: str) -> None:
     import torch
 
     from torchtriage.core.record.liveness import RULES, pointwise
-    from torchtriage.core.record.unread_results import _kept
+    from torchtriage.core.record.operator_notes import OperatorNotes
 
     torch.manual_seed(0)
     assert set(calls()) == set(NAMES)
@@ -137,7 +137,9 @@ def test_what_is_not_read_changes_nothing_that_is(name: str) -> None:
         live = torch.rand(before.shape) < (0.1 if trial else 1.0)
         if before.dim() > 1:
             live[: before.shape[0] // 2] &= trial == 0  # whole rows, too
-        reads, needed = rule([_kept(item, rule) for item in given], [tuple(item.shape) for item in flat(given)], live)
+        reads, needed = rule(
+            [OperatorNotes()._keep(item, rule) for item in given], [tuple(item.shape) for item in flat(given)], live
+        )
         assert 0 <= needed <= 1
         for at, tensor in enumerate(flat(given)):
             mask = reads.get(at, torch.ones_like(tensor, dtype=torch.bool)) if at in reads else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.core.record.noted_step import layers, unread
 
 if TYPE_CHECKING:
     import torch
@@ -19,44 +19,15 @@ pytestmark = pytest.mark.torch
 @pytest.fixture(autouse=True)
 def time_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an operator take a nanosecond for each element that it makes, so that no share is luck."""
-    torch = pytest.importorskip("torch")
-    from torchtriage.core.record.unread_results import OperatorProbe
+    pytest.importorskip("torch")
+    from torchtriage.core.record.operator_notes import OperatorNotes
 
-    note = OperatorProbe.note
+    add = OperatorNotes.add
 
-    def sized(probe: Any, func: Any, args: Any, kwargs: Any, result: Any, _: int) -> None:
-        made = result if isinstance(result, (list, tuple)) else [result]
-        note(probe, func, args, kwargs, result, sum(item.numel() for item in made if isinstance(item, torch.Tensor)))
+    def sized(notes: Any, func: Any, args: Any, read: Any, made: Any, line: Any, _: int, **more: Any) -> None:
+        add(notes, func, args, read, made, line, sum(tensor.numel() for tensor in made), **more)
 
-    monkeypatch.setattr(OperatorProbe, "note", sized)
-
-
-@pytest.fixture(name="net")
-def a_small_model() -> Any:
-    """Return a layer, a wide one behind it, inputs of 8 x 50 positions, and labels for the last ten alone."""
-    import torch
-    from torch import nn
-
-    torch.manual_seed(0)
-    labels = torch.randint(0, 2000, (8, 50))
-    labels[:, :40] = -100
-    return nn.Linear(32, 32), nn.Linear(32, 2000), torch.randn(8, 50, 32), labels
-
-
-def unread(step: Callable[[], object]) -> list[dict[str, Any]]:
-    """Return what one step computes for nothing."""
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    from torchtriage.core.record.unread_results import OperatorProbe
-
-    probe = OperatorProbe()
-    assert probe.start()
-    probe.step()
-    step()
-    found, _ = probe.stop()
-    assert sys.getprofile() is None
-    assert not _get_current_dispatch_mode_stack()
-    return found
+    monkeypatch.setattr(OperatorNotes, "add", sized)
 
 
 def here(step: Callable[[], object], *offsets: int) -> list[int]:
@@ -64,10 +35,10 @@ def here(step: Callable[[], object], *offsets: int) -> list[int]:
     return [step.__code__.co_firstlineno + offset for offset in offsets]
 
 
-def test_one_position_of_all_logits(net: Any) -> None:
+def test_one_position_of_all_logits() -> None:
     import torch
 
-    body, head, hidden, _ = net
+    body, head, hidden, _ = layers()
 
     def step() -> Any:
         first = body(hidden)
@@ -82,11 +53,11 @@ def test_one_position_of_all_logits(net: Any) -> None:
     assert (found["operator"], found["needs_grad"]) == ("addmm", False)
 
 
-def test_labels_that_are_ignored_and_inference_mode(net: Any) -> None:
+def test_labels_that_are_ignored_and_inference_mode() -> None:
     import torch
     from torch.nn import functional
 
-    body, head, hidden, labels = net
+    body, head, hidden, labels = layers()
 
     def step() -> None:
         logits = head(body(hidden).relu())
@@ -105,10 +76,10 @@ def test_labels_that_are_ignored_and_inference_mode(net: Any) -> None:
     assert [found["operator"] for found in unread(infer)] == ["addmm"]
 
 
-def test_a_loss_times_a_mask(net: Any) -> None:
+def test_a_loss_times_a_mask() -> None:
     from torch.nn import functional
 
-    body, head, hidden, labels = net
+    body, head, hidden, labels = layers()
     mask = (labels != -100).float().view(-1)
 
     def step() -> None:
@@ -186,10 +157,10 @@ def _in_a_thread(call: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("name", READS)
-def test_what_is_read_in_another_way_is_read(name: str, net: Any) -> None:
+def test_what_is_read_in_another_way_is_read(name: str) -> None:
     import torch
 
-    _, head, hidden, _ = net
+    _, head, hidden, _ = layers()
 
     def step() -> None:
         wide = head(hidden)
@@ -201,11 +172,11 @@ def test_what_is_read_in_another_way_is_read(name: str, net: Any) -> None:
     KEPT.clear()
 
 
-def test_memory_that_others_see(net: Any) -> None:
+def test_memory_that_others_see() -> None:
     """What was there before the step, of which a part is kept; and what NumPy was given before it was written."""
     import torch
 
-    _, head, hidden, _ = net
+    _, head, hidden, _ = layers()
     before = torch.zeros(4, 8, 50, 2000)
 
     def step() -> None:
@@ -225,10 +196,10 @@ def test_memory_that_others_see(net: Any) -> None:
     KEPT.clear()
 
 
-def test_results_of_the_whole_batch_and_what_nobody_reads_at_all(net: Any) -> None:
+def test_results_of_the_whole_batch_and_what_nobody_reads_at_all() -> None:
     from torch.nn import functional
 
-    body, head, hidden, labels = net
+    body, head, hidden, labels = layers()
 
     def step() -> None:
         logits = head(body(hidden)).view(-1, 2000)
@@ -238,7 +209,7 @@ def test_results_of_the_whole_batch_and_what_nobody_reads_at_all(net: Any) -> No
     assert not unread(step)
 
 
-def test_a_graph_that_goes_on_behind_reads(net: Any) -> None:
+def test_a_graph_that_goes_on_behind_reads() -> None:
     """A result of a custom function is read in the backward pass alone."""
     import torch
 
@@ -253,140 +224,17 @@ def test_a_graph_that_goes_on_behind_reads(net: Any) -> None:
         def backward(ctx: Any, gradient: Any) -> Any:
             return gradient * ctx.saved_tensors[0]
 
-    body, _, hidden, _ = net
+    body, _, hidden, _ = layers()
     assert not unread(lambda: Scaled.apply(body(hidden)).sum().backward())
 
 
-def test_results_and_random_numbers_are_as_without(net: Any) -> None:
-    import torch
-    from torch.nn import functional
-
-    body, head, hidden, labels = net
-
-    def step() -> tuple[float, Any]:
-        torch.manual_seed(1)
-        logits = head(functional.dropout(body(hidden), 0.3))[:, -1]
-        loss = functional.cross_entropy(logits, labels[:, -1])
-        gradient = torch.autograd.grad(loss, head.weight)[0]
-        return float(loss.detach()), gradient
-
-    plain, seen = step(), []
-    unread(lambda: seen.append(step()))
-    assert seen[0][0] == plain[0]
-    assert torch.equal(seen[0][1], plain[1])
-
-
-def test_whoever_looks_already_is_left_alone(net: Any) -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from torchtriage.core.record.unread_results import OperatorProbe
-
-    with FlopCounterMode(display=False):
-        assert not OperatorProbe().start()
-    sys.setprofile(lambda *_: None)
-    try:
-        assert not OperatorProbe().start()
-    finally:
-        sys.setprofile(None)
-
-
-def test_modes_of_the_script_inside_a_step(net: Any) -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    _, head, hidden, _ = net
-
-    def step() -> None:
-        with FlopCounterMode(display=False) as flops:
-            head(hidden)[:, -1].sum().item()
-        assert flops.get_total_flops() == 2 * 400 * 32 * 2000
-
-    unread(step)
-
-
-def test_a_step_that_takes_too_long_is_given_up(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchtriage.core.record import unread_results
-
-    _, head, hidden, _ = net
-    monkeypatch.setattr(unread_results, "LONGEST_S", 0.0)
-    monkeypatch.setattr(unread_results, "LOOKS_AT_CLOCK", 1)
-    assert not unread(lambda: [head(hidden)[:, -1].sum().item() for _ in range(3)])
-
-
-@pytest.mark.parametrize("limit", ["MOST_TOLD_APART", "LONGEST_JUDGED_S"])
-def test_what_would_take_too_much_is_not_judged(limit: str, net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["MOST_DISTINGUISHED", "LONGEST_S"])
+def test_what_would_take_too_much_is_not_judged(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from torchtriage.core.record import unread_results
 
-    _, head, hidden, _ = net
+    _, head, hidden, _ = layers()
     monkeypatch.setattr(unread_results, limit, 0)
     with torch.no_grad():
         assert not unread(lambda: head(hidden)[:, -1].sum().item())
-
-
-def test_it_is_never_left_in_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hooks and functions of the script's run in it, and what fails there fails for the script."""
-    import torch
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    from torchtriage.core.record import unread_results
-
-    monkeypatch.setattr(unread_results, "LOOKS_AT_CLOCK", 1)
-    table = torch.nn.Embedding(1000, 16, sparse=True)
-    probe = unread_results.OperatorProbe()
-    inside: list[int] = []
-
-    def hook(gradient: Any) -> None:
-        probe.give_up()
-        abs(1)  # an event in a frame that is not the loop's
-        inside.append(len(_get_current_dispatch_mode_stack()))
-
-    rows = table(torch.arange(32))
-    rows.register_hook(hook)
-    assert probe.start()
-    rows.square().sum().backward()
-    assert table.weight.grad is not None
-    assert table.weight.grad.is_sparse
-    abs(1)
-    assert inside == [1]
-    assert not _get_current_dispatch_mode_stack()
-    assert sys.getprofile() is None
-
-
-def test_it_is_left_under_the_guard_that_it_was_entered_in(net: Any) -> None:
-    import torch
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    from torchtriage.core.record.unread_results import OperatorProbe
-
-    _, head, hidden, _ = net
-    probe = OperatorProbe()
-    assert probe.start()
-    with torch.inference_mode():
-        head(hidden)
-        probe.stop()
-        head(hidden)
-    head(hidden).sum().backward()
-    assert not _get_current_dispatch_mode_stack()
-
-
-def test_an_exception_of_the_script_is_its_own(net: Any) -> None:
-    import torch
-
-    _, head, _, _ = net
-
-    def step() -> None:
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            head(torch.rand(3, 3))
-
-    assert not unread(step)
-
-
-def test_tensors_without_a_storage_are_left_out() -> None:
-    import torch
-
-    def step() -> None:
-        sparse = torch.eye(100).to_sparse()
-        (sparse @ torch.rand(100, 200))[:5].sum().item()
-
-    assert not unread(step)

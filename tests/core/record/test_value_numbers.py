@@ -17,15 +17,15 @@ pytestmark = pytest.mark.torch
 def every_operator_takes_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set a clock that goes on at each look, so that no share is luck."""
     pytest.importorskip("torch")
-    from torchtriage.core.record import unread_results
+    from torchtriage.core.record import operator_probe
 
     ticks = count(0, 1000)
-    monkeypatch.setattr(unread_results, "time", SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
+    monkeypatch.setattr(operator_probe, "time", SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
 
 
 def repeated(step: Callable[[int], object]) -> dict[int, tuple[float, float]]:
     """Return what part of its lines, from its first, repeat the step before, and the same step; after one step."""
-    from torchtriage.core.record.unread_results import OperatorProbe
+    from torchtriage.core.record.operator_probe import OperatorProbe
 
     step(0)
     probe = OperatorProbe()

@@ -12,7 +12,7 @@ from torchtriage.core.record.call_probe import CallProbe
 from torchtriage.core.record.unused_gradients import GradientWatch
 
 if TYPE_CHECKING:  # here only the script imports torch
-    from torchtriage.core.record.unread_results import OperatorProbe
+    from torchtriage.core.record.operator_probe import OperatorProbe
 
 MOST_CALLS = 100
 
@@ -51,7 +51,7 @@ class StepEvidence:
 
     def begin_operators(self) -> None:
         """Note from here on what operators compute and read."""
-        from torchtriage.core.record.unread_results import OperatorProbe
+        from torchtriage.core.record.operator_probe import OperatorProbe
 
         self._operators = OperatorProbe()
         self._operators.start()

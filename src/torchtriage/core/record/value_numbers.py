@@ -116,13 +116,13 @@ class ValueNumbers:
         if sum(row.again_ns for row in rows) > SAME_DATA * total:
             for row in rows:
                 row.again_ns = 0
-        told = [
+        repeating = [
             row
             for row in rows
             if max(row.again_ns, row.within_ns) > LEAST * total
             and (row.again_ns > AGAIN * row.ns or row.within_ns > WITHIN * row.ns)
         ]
-        return [asdict(row) for row in sorted(told, key=lambda row: -row.ns)[:MOST_LINES]]
+        return [asdict(row) for row in sorted(repeating, key=lambda row: -row.ns)[:MOST_LINES]]
 
     def _set(self, tensor: torch.Tensor, number: int) -> None:
         storage = tensor.untyped_storage()

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 from torchtriage.core.docpages import section
 from torchtriage.core.errors import PatternError, UsageError
-from torchtriage.core.finding import Fix, Severity
+from torchtriage.core.finding import Finding, Fix, Severity
 from torchtriage.diagnose.lint.edits import Autofix, add_keyword, decorate, replace_node
 from torchtriage.diagnose.lint.facts import (
     Assign,
@@ -84,6 +85,10 @@ class Rule:
     severity: Severity
     over: tuple[str, ...] = ()
     device: bool = False
+
+    def finding(self, **seen: Any) -> Finding:
+        """Return a finding of this rule; ``seen`` : what :class:`Finding` holds beside code and words."""
+        return Finding(code=self.code, name=self.name, family=self.family, title=self.title, **seen)
 
 
 @dataclass(frozen=True)

@@ -256,11 +256,7 @@ def _finding(
         evidence["autofix"] = hit.autofix.safe_because
     lines = tuple(sorted({line, *hit.also}))
     frame = Frame(file=shown, line=line, function=function, exact=True, called=hit.called, lines=lines)
-    return Finding(
-        code=rule.code,
-        name=rule.name,
-        family=rule.family,
-        title=rule.title,
+    return rule.finding(
         severity=hit.severity or rule.severity,
         certainty="hint",
         message=hit.message,

@@ -49,7 +49,7 @@ class _Slow:
 
 
 def slow_links(job: RanksTogether) -> list[Finding]:
-    """Return the groups that stand out, those that the job waits for at once in one finding, the costliest first."""
+    """Return the groups that stand out, those that the job waits for at once in one finding, the slowest first."""
     n_steps = len(job.steady)
     if not n_steps or not job.waits.step_ns:
         return []

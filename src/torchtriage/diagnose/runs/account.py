@@ -176,6 +176,11 @@ class SampledLoop:
         """Return the share of the judged time at these lines of a file, and in what they call."""
         return min(self.share(item for item in self.seen if item.passes(file, lines)), 1.0)
 
+    def operators_at(self, file: str, line: int) -> float:
+        """Return the share of the judged time in operators that this line itself calls."""
+        at = (item for item in self.seen if item.chain and (item.chain[0].file, item.chain[0].line) == (file, line))
+        return self.share_of(OPERATORS, at)
+
     def device_wait_at(self, file: str, lines: Set[int]) -> float:
         """Return the share of the judged time in which these lines, or what they call, wait for the device."""
         return self.share_of(WAITS_FOR_DEVICE, (item for item in self.seen if item.passes(file, lines)))

@@ -54,11 +54,7 @@ def restarted_workers(loop: SampledLoop, step_ms: float) -> Iterator[Finding]:
     low, high = 0.8 * max(share - error, 0.0), min(share + error + loop.waiting_share, 1.0)
     position = max(inside, key=lambda item: item.weight_ns).chain[0]
     frame = Frame(position.file, position.line, position.name, exact=True, lines=(position.line,))
-    yield Finding(
-        code=rule.code,
-        name=rule.name,
-        family=rule.family,
-        title=rule.title,
+    yield rule.finding(
         severity=severity_of(low, high),
         certainty="certain",
         message=f"starting and ending loader workers takes {loop.took(share, step_ms)}, iterated at"

@@ -138,11 +138,7 @@ def _finding(
     equal = "it had inputs and results equal to an earlier call's"
     if of_rows:
         equal = "the rows of its input had equal results in an earlier call"
-    return Finding(
-        code=entry.rule.code,
-        name=entry.rule.name,
-        family=entry.rule.family,
-        title=entry.rule.title,
+    return entry.rule.finding(
         severity=severity_of(low, high),
         certainty="likely",
         message=f"{name}() takes {loop.took(share, step_ms)}, called from {where}; {again} of {equal}",

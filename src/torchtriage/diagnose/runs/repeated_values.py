@@ -10,7 +10,7 @@ from torchtriage.core.finding import Finding, Frame, Place
 from torchtriage.core.names import file_name
 from torchtriage.core.units import format_share
 from torchtriage.diagnose.lint.base import lookup
-from torchtriage.diagnose.runs.account import OPERATORS, SampledLoop
+from torchtriage.diagnose.runs.account import SampledLoop
 from torchtriage.diagnose.runs.costs import WORTH, counting_error, severity_of, share_cost
 from torchtriage.diagnose.runs.samples import shortened
 
@@ -29,9 +29,8 @@ def repeated_values(
     functions: dict[tuple[str, str], dict[int, tuple[float, dict[str, Any]]]] = defaultdict(dict)
     for row in noted:
         file, line = shortened(row["file"], roots), row["line"]
-        at = [item for item in loop.seen if item.chain and (item.chain[0].file, item.chain[0].line) == (file, line)]
         part = max(row["again_ns"], row["within_ns"]) / max(row["ns"], 1)
-        functions[file, row["function"]][line] = loop.share_of(OPERATORS, at) * part, row
+        functions[file, row["function"]][line] = loop.operators_at(file, line) * part, row
     for (file, function), lines in functions.items():
         share = sum(at for at, _ in lines.values())
         if share < WORTH:
@@ -45,11 +44,7 @@ def repeated_values(
         before = "the step before" if again >= within else "the same step"
         part = max(again, within) / max(sum(row["ns"] for row in rows), 1)
         frame = Frame(file, longest[0], function, exact=True, lines=tuple(longest))
-        yield Finding(
-            code=entry.rule.code,
-            name=entry.rule.name,
-            family=entry.rule.family,
-            title=entry.rule.title,
+        yield entry.rule.finding(
             severity=severity_of(low, high),
             certainty="likely",
             message=f"{'all' if part > ALL else format_share(part)} of the operators' work at {file_name(file)}:"

@@ -53,7 +53,9 @@ def unread_results(
     for unread in noted:
         rows = [(shortened(row["file"], roots), row) for row in unread["lines"]]
         shares = {
-            (file, row["line"], row["function"]): _share(loop, file, row["line"]) * row["unread_ns"] / max(row["ns"], 1)
+            (file, row["line"], row["function"]): loop.operators_at(file, row["line"])
+            * row["unread_ns"]
+            / max(row["ns"], 1)
             for file, row in rows
         }
         share = sum(shares.values())
@@ -88,9 +90,3 @@ def unread_results(
             },
             n_events=len(rows),
         )
-
-
-def _share(loop: SampledLoop, file: str, line: int) -> float:
-    """Return the share of the step in operators that this line itself calls."""
-    at = [item for item in loop.seen if item.chain and (item.chain[0].file, item.chain[0].line) == (file, line)]
-    return loop.share_of(OPERATORS, at)

@@ -31,7 +31,7 @@ IN_A_ROW, MEANS_IN_A_ROW = 3, 6
 STEADY = 2.0
 """What only some steps are late by is told where it is so many times its own spread over the windows."""
 GONE = 10
-"""Windows without a rank after which a late one is told to be compared no more."""
+"""Windows without a rank after which a late one counts as compared no more."""
 WAITS_LESS = 0.5
 """The others wait at least this share of what a late rank works longer: else nobody waits for it."""
 EVERY_STEP = 0.5

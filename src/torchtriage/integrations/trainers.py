@@ -15,10 +15,11 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from types import FrameType
+from threading import get_ident
+from types import CodeType, FrameType
 from typing import Any
 
 from torchtriage.api.profile import Profile, need_torch, plan_of, profile
@@ -60,6 +61,8 @@ class _Callback(_OfTrainer):
         self._settings = {"out": out, "steps": steps, "warmup": warmup, "stop": stop}
         self._profile: Profile | None = None
         self._may_end = False
+        self._thread = 0
+        self._call: tuple[int, CodeType] | None = None
 
     @property
     def profile(self) -> Profile | None:
@@ -70,7 +73,7 @@ class _Callback(_OfTrainer):
     def report(self) -> Report | None:
         """The judged recordings, None before a training.
 
-        Asked for outside of the trainer, it ends the recording of a training that raised.
+        Asked for outside of the training, in its thread, it ends the recording of one that raised.
         """
         if self._profile is None:
             return None
@@ -79,13 +82,8 @@ class _Callback(_OfTrainer):
         return self._profile.report
 
     def _trains(self) -> bool:
-        libraries = {name.partition(".")[0] for name, _ in self.trainers}
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_globals.get("__name__", "").partition(".")[0] in libraries:
-                return True
-            frame = frame.f_back
-        return False
+        """Whether the training goes on, as far as this thread can see: its call is still there."""
+        return get_ident() != self._thread or any(_key(frame) == self._call for frame in _frames(sys._getframe(1)))
 
     def _start(self) -> None:
         # of a training that begins again, with a smaller batch, too; of none after the recording
@@ -93,11 +91,18 @@ class _Callback(_OfTrainer):
         if self._profile is not None:
             return  # a second fit goes on in the first one's recording, or is not recorded
         for other in list(_begun):
-            other._stop(_RAISED)
+            if not other._trains():
+                other._stop(_RAISED)
         run = profile(self._settings["out"], steps=self._settings["steps"], warmup=self._settings["warmup"])
         run.how = self.boundary
         run.start(sys._getframe(1))
-        self._profile = run
+        self._profile, self._thread, self._call = run, get_ident(), None
+        # the innermost call from elsewhere into the library: of a training inside of another its own
+        libraries = {name.partition(".")[0] for name, _ in self.trainers}
+        for frame in _frames(sys._getframe(2)):
+            if frame.f_globals.get("__name__", "").partition(".")[0] not in libraries:
+                break
+            self._call = _key(frame)
         _begun.add(self)
 
     def _step(self) -> bool:
@@ -110,6 +115,17 @@ class _Callback(_OfTrainer):
         if self._profile is not None:
             self._profile.stop(reason)
             _begun.discard(self)
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _key(frame: FrameType) -> tuple[int, CodeType]:
+    """Return what tells a call from others; a frame that is held would keep all that it holds."""
+    return id(frame), frame.f_code
 
 
 _RAISED = "the training raised"  # transformers tells its callbacks nothing of that

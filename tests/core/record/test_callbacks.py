@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+import threading
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +48,7 @@ class Data:
         return {"x": torch.full((16,), at / 100)}
 
 
-def train_with_transformers(folder: Path, callback: HFCallback | HFStragglerWatch) -> list[float]:
+def train_with_transformers(folder: Path, *callbacks: Any) -> list[float]:
     import torch
     import transformers
 
@@ -72,10 +73,9 @@ def train_with_transformers(folder: Path, callback: HFCallback | HFStragglerWatc
         logging_strategy="no",
         remove_unused_columns=False,
     )
-    callbacks: Any = [callback] if callback is not None else []
-    trainer = transformers.Trainer(model, arguments, train_dataset=Data(), callbacks=callbacks)
+    trainer = transformers.Trainer(model, arguments, train_dataset=Data(), callbacks=list(callbacks))
     trainer.train()
-    return [float(one.detach().sum()) for one in model.parameters()]
+    return [float(parameter.detach().sum()) for parameter in model.parameters()]
 
 
 def test_transformers_trainer(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_transformers_trainer(tmp_path: Path) -> None:
     assert isinstance(callback, transformers.TrainerCallback)
     assert callback.report is None
     trained = train_with_transformers(tmp_path, callback)
-    assert trained == train_with_transformers(tmp_path, None)  # type: ignore[arg-type]
+    assert trained == train_with_transformers(tmp_path)
     assert callback.profile.recording["light"]["steps"] == 5
     assert callback.profile.recording["ended"] == "complete"
     assert callback.report.summary is not None
@@ -141,6 +141,31 @@ def test_a_transformers_training_that_raises_is_ended(again: bool, tmp_path: Pat
     assert callback.profile.recording["ended"] == "the training raised"
 
 
+def test_a_training_that_goes_on_is_not_ended_from_elsewhere(tmp_path: Path) -> None:
+    """By another thread that asks for its report, or by a training inside of it."""
+    import transformers
+
+    outer, inner = HFCallback(tmp_path / "outer"), HFCallback(tmp_path / "inner")
+    seen: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(UsageError, match="expected a block that has ended"):
+            seen.append(str(outer.report))
+
+    class Asks(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                thread = threading.Thread(target=ask)
+                thread.start()
+                thread.join()
+                train_with_transformers(tmp_path / "b", inner)
+                seen.append(outer.profile.recorder.ended)
+
+    train_with_transformers(tmp_path / "a", outer, Asks())
+    assert seen == [""]
+    assert inner.profile.done
+
+
 def test_a_transformers_trainer_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entered = Counter[int]()
     monkeypatch.setattr(phase_clock, "TIMED_NS", 0)  # every step is timed
@@ -155,7 +180,7 @@ def test_a_transformers_trainer_is_watched(tmp_path: Path, monkeypatch: pytest.M
     assert N_STEPS <= entered[BACKWARD] <= 2 * N_STEPS
     assert entered[LOADER] >= 2 * N_STEPS  # and the ends of the epochs
     PhaseHooks.remove(callback.watch._hooks)
-    assert trained == train_with_transformers(tmp_path, None)  # type: ignore[arg-type]
+    assert trained == train_with_transformers(tmp_path)
 
 
 PLAIN: dict[str, Any] = {"accelerator": "cpu", "logger": False}

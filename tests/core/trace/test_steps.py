@@ -80,8 +80,14 @@ def test_without_steps_the_window_begins_with_the_device() -> None:
     trace = builder.build()
     assert trace.window.start_ns == trace.window.host_start_ns == 50_880_000
     assert trace.window.basis.startswith("after 50.9 ms before the device's first work; ")
+    # the copy is work of the window, though it was launched before
+    assert trace.steps.of_work(trace.devices[0].rows).tolist() == [0, 0]
     # a file that was cut at an annotation begins with it
     assert builder.annotation("batch", 0, 52_000).build().window.start_ns == 0
+    # a long wait before it says that work is missing
+    waits = TraceBuilder().call("cudaDeviceSynchronize", 0, 40_000)
+    waits.launch(51_000, 5, 51_010, 400)
+    assert waits.build().window.start_ns == 0
     short = TraceBuilder().op("aten::mm", 0, 100)
     short.launch(5, 5, 90, 50)
     assert short.build().window.start_ns == 0

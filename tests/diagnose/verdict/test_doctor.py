@@ -299,6 +299,20 @@ def test_few_orphans_are_counted() -> None:
     assert note.message.startswith("2 of 27 pieces of GPU work")
 
 
+def test_work_that_runs_between_linked_work_was_not_enqueued_before() -> None:
+    builder = good()
+    builder.kernel("gemm", 1, 1, correlation=10_000)
+    first = notes(builder.build())["orphans"]
+    assert "they were enqueued before it" in first.message
+    assert first.fix
+    builder = good()
+    for index in range(4):  # as an engine's own calls are
+        builder.kernel("gemm", 1_500 + index * 10, 1, correlation=10_000 + index)
+    later = notes(builder.build())["orphans"]
+    assert "the profiler does not see what launches them" in later.message
+    assert not later.fix
+
+
 def test_many_orphans_warn() -> None:
     note = notes(orphaned(15))["orphans"]
     assert (note.level, note.evidence["n_orphans"], note.evidence["share"]) == ("warn", 15, 0.375)

@@ -160,8 +160,9 @@ class Steps:
         return self.of_time(self.trace.start_ns[rows])
 
     def of_work(self, rows: NDArray[np.integer]) -> Ints:
-        """Return the step each device row was enqueued in (-1: none)."""
-        return self.of_time(self.trace.start_ns[rows] if self.by_clock else self.trace.links.launched_ns(rows))
+        """Return the step each device row was enqueued in (-1: none); without steps, 0 for those of the window."""
+        by_clock = self.by_clock or not len(self)
+        return self.of_time(self.trace.start_ns[rows] if by_clock else self.trace.links.launched_ns(rows))
 
     def of_time(self, times_ns: Ints) -> Ints:
         """Return the step that the host is in at each moment (-1: none); 0 for all without steps."""

@@ -351,13 +351,20 @@ def _orphans(trace: Trace) -> Iterator[Note]:
     time = int(trace.dur_ns[orphans].sum())
     share = max(n / total, time / max(int(trace.dur_ns[works].sum()), 1))
     device = trace.origin.accelerator
-    why = f"the {device}'s profiler does not link all" if device else "they were enqueued before it"
+    linked = works & ~orphans
+    # a queue that was full before runs out first
+    before = not linked.any() or 2 * (trace.start_ns[orphans] < trace.start_ns[linked].min()).sum() > n
+    why = "they were enqueued before it" if before else "the profiler does not see what launches them"
+    if device:
+        why = f"the {device}'s profiler does not link all"
     yield Note(
         "orphans",
         "warn" if share > MANY_ORPHANS else "info",
         f"{n} of {total} pieces of {device or 'GPU'} work ({format_ns(time)}) have no launch in the recording:"
         f" {why}, so no code here is held responsible",
-        "" if device else "use schedule(wait=…, warmup=1 or more, …), so that recording starts with an empty queue",
+        "use schedule(wait=…, warmup=1 or more, …), so that recording starts with an empty queue"
+        if before and not device
+        else "",
         {"n_orphans": n, "n_work": total, "orphan_ns": time, "share": round(share, 4)},
     )
 

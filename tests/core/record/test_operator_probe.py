@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -137,6 +138,24 @@ def closures(held: dict[str, Any]) -> float:
         return value
 
     return float(optimizer.step(loss).detach())
+
+
+def test_nothing_large_is_imported_for_it() -> None:
+    """Such as torch's compiler, which takes a second or two, in the middle of a step."""
+    text = """
+import sys, torch
+from torchtriage.core.record.operator_probe import OperatorProbe
+before = set(sys.modules)
+probe = OperatorProbe()
+assert probe.start()
+for _ in range(2):
+    torch.nn.functional.linear(torch.rand(4, 8), torch.rand(8, 8)).relu()[:, -1].sum().item()
+    probe.step()
+probe.stop()
+print(*sorted(set(sys.modules) - before))
+"""
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert len(ended.stdout.split()) < 5, ended.stdout
 
 
 @pytest.mark.parametrize("name", KINDS)

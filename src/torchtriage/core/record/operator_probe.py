@@ -146,6 +146,10 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
         self._probe = probe
         self._composite: dict[Any, bool] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler for it, a second or two in the step; none is at work here
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in self._composite:

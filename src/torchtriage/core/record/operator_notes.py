@@ -161,7 +161,7 @@ def kept_of(given: torch.Tensor, rule: Rule) -> torch.Tensor | None:
         return given.detach().clone() if not given.is_floating_point() else None
     if rule in MASKS:
         on = given != 0
-        is_mask = given.dtype is torch.bool or bool(((given == 1) | ~on).all())
+        is_mask = given.dtype is torch.bool or torch.equal(given, on.to(given.dtype))
         return on if is_mask and not bool(on.all()) else None
     return None
 

@@ -13,6 +13,7 @@ from torchtriage.core.finding import Finding, Frame, Place
 from torchtriage.core.version import __version__
 from torchtriage.diagnose.lint.base import Hit, RuleEntry, catalogue, lookup
 from torchtriage.diagnose.lint.comments import Allowance, allowances
+from torchtriage.diagnose.lint.conditions import host_lines
 from torchtriage.diagnose.lint.edits import apply, diff, lines_of
 from torchtriage.diagnose.lint.facts import SourceFunction
 from torchtriage.diagnose.lint.result import SCHEMA, LintResult, Odd, SourcePatch, Unused
@@ -120,7 +121,12 @@ class _Run:
         except RecursionError:
             self.tally.odd.append(Odd(source.path, 0, "nested too deeply to be analysed"))
             return
-        found = _specific(found)
+        hosts = [span for function in module.functions for span in host_lines(function.node)]
+        found = [
+            (entry, hit)
+            for entry, hit in _specific(found)
+            if not (entry.rule.device and any(first <= hit.node.lineno <= last for first, last in hosts))
+        ]
         found.sort(key=lambda item: (item[1].node.lineno, item[1].node.col_offset, item[0].rule.code))
         allowed = allowances(source.text, source.tree)
         kept = [(entry, hit) for entry, hit in found if not _allow(entry, hit, allowed)]

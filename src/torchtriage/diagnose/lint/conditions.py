@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 
 from torchtriage.diagnose.lint import torch_names
-from torchtriage.diagnose.lint.syntax import literal
+from torchtriage.diagnose.lint.syntax import literal, path_of
 
 
 def _words(node: ast.expr) -> list[str]:
@@ -113,3 +113,35 @@ def leaves(body: list[ast.stmt]) -> bool:
 def ends(body: list[ast.stmt]) -> bool:
     """Return whether a block is the way out: it runs at most once."""
     return bool(body) and isinstance(body[-1], ast.Raise | ast.Break)
+
+
+def host_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple[int, int]]:
+    """Return the first and last lines of a function that run for tensors of the host alone."""
+    spans = []
+    for node in ast.walk(function):
+        if not isinstance(node, ast.If):
+            continue
+        if _means_host(node.test, holds=True):
+            spans.append((node.body[0].lineno, node.body[-1].end_lineno or 0))
+        elif _means_host(node.test, holds=False):
+            spans += [(part.lineno, part.end_lineno or 0) for part in node.orelse]
+            if node in function.body and (leaves(node.body) or ends(node.body)):
+                spans.append(((node.end_lineno or 0) + 1, function.end_lineno or 0))
+    return spans
+
+
+def _means_host(test: ast.expr, *, holds: bool) -> bool:
+    """Return whether a tensor must be on the host where a condition holds, or does not."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _means_host(test.operand, holds=not holds)
+    if isinstance(test, ast.BoolOp):
+        parts = [_means_host(value, holds=holds) for value in test.values]
+        return any(parts) if isinstance(test.op, ast.And) == holds else all(parts)
+    if isinstance(test, ast.Attribute):
+        return test.attr == ("is_cpu" if holds else "is_cuda")
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.Eq if holds else ast.NotEq)
+        and path_of(test.left).endswith(".device.type")
+        and literal(test.comparators[0]) == "cpu"
+    )

@@ -311,6 +311,12 @@ def test_when_no_step_is_steady_all_count() -> None:
     assert builder.build().steps.steady.tolist() == [True, True]
 
 
+def test_a_range_around_everything_hides_no_main_thread() -> None:
+    builder = TraceBuilder().annotation("model_inference", 0, 1_000)
+    trace = builder.op("aten::mm", 10, 50).build()
+    assert trace.lane[trace.named("aten::mm")].tolist() == [trace.steps.lane]
+
+
 def test_counts_per_steady_step() -> None:
     builder = steps(100, 100, 100, 100)
     for start in (10, 110, 120, 210, 310, 320, 330):

@@ -373,8 +373,8 @@ def _by_optimizer(trace: Trace) -> Found | None:
 
 
 def _busiest_lane(trace: Trace) -> int:
-    rows = np.flatnonzero(trace.kind == Kind.OP)
-    rows = rows[trace.tree.parent[rows] < 0]
+    is_op = trace.kind == Kind.OP
+    rows = np.flatnonzero(is_op & ~trace.tree.under(is_op))  # a range of the user may hold them all
     if not len(rows):
         return -1
     return int(np.bincount(trace.lane[rows], weights=trace.dur_ns[rows]).argmax())

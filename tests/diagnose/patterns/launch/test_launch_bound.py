@@ -79,6 +79,17 @@ def test_quiet_when_hardly_any_of_it_is_dispatch() -> None:
     assert not builder.claims(find)
 
 
+def test_a_hint_where_no_operators_say_what_the_host_did() -> None:
+    builder = TraceBuilder()
+    for i in range(5):
+        builder.step(i, 1_000 * i, 1_000)
+        for k in range(20):
+            builder.launch(1_000 * i + 50 * k + 42, 5, 1_000 * i + 50 * k + 48, 5)
+    (claim,) = builder.claims(find)
+    assert claim.certainty == "hint"
+    assert loop().claims(find)[0].certainty == "likely"
+
+
 def test_quiet_when_the_loader_fills_the_gaps() -> None:
     builder = loop()
     for i in range(5):

@@ -3,7 +3,8 @@
 Looks like: the device is idle for at least 20 % of the step because the next launch is late, in many gaps shorter than
     1 ms, and the host spent that time in operators and launch calls: dispatching. Loading data, waiting, allocating and
     catching up after a wait are subtracted first. A longer gap is no launch: an operator that computes on the host
-    (HST055), a stalled thread (HST054) or Python (HST020).
+    (HST055), a stalled thread (HST054) or Python (HST020). A recording without operators does not say what the host
+    did in the gaps: a hint.
 Slow because: an operator takes the host 5-20 µs and a launch call 3-9 µs, which shorter kernels cannot hide.
 Cost: all host-late idle time that no more specific finding owns; low counts half of it, divided by the profiler's
     inflation, as that much remains without the profiler and goes with compilation, and by how much longer than 5 µs
@@ -40,7 +41,7 @@ from torchtriage.diagnose.patterns.base import (
 )
 
 PATTERN = Pattern.of(
-    __name__, "LCH014", "The host launches slower than the device computes", order=380, needs="device runtime ops"
+    __name__, "LCH014", "The host launches slower than the device computes", order=380, needs="device runtime"
 )
 FIX = Fix(
     text="Compile the model with CUDA graphs (needs shapes that repeat), or launch larger batches.",
@@ -88,7 +89,8 @@ def find(trace: Trace) -> Claims:
     rest = intervals.intersect(spans, steps.judged)
     dispatch = intervals.length(intervals.intersect(rest, device.host_work))
     rest_ns = intervals.length(rest)
-    if len(rest) < MIN_GAPS or rest_ns < MIN_SHARE * judged or dispatch < MIN_DISPATCH * rest_ns:
+    has_ops = bool((trace.kind == Kind.OP).any())
+    if len(rest) < MIN_GAPS or rest_ns < MIN_SHARE * judged or (has_ops and dispatch < MIN_DISPATCH * rest_ns):
         return
     work = device.rows[steps.in_steady(steps.of_work(device.rows))]
     if not len(work):
@@ -116,7 +118,7 @@ def find(trace: Trace) -> Claims:
         f" {TINY_NS // 1000} µs"
         + (f"; {format_share(idle_there)} of it where the place below makes {n_there:,.0f} of them" if much else "")
         + (f"; a view takes the host {format_ns(view_ns)}, usually 1-4 µs" if view_ns > USUAL_VIEW_NS else ""),
-        certainty="likely",
+        certainty="likely" if has_ops else "hint",
         rows=late_rows,
         spans=spans,
         gain_low=low / trace.origin.inflation,

@@ -19,6 +19,13 @@ COPY = ("aten::copy_", "direct_copy_kernel", [[1024, 64], [1024, 64]])
 SMALL = ("aten::exp", POINTWISE.format("exp"), [[8, 64]])
 GEMM = ("aten::mm", "ampere_sgemm", [[1024, 64], [64, 64]])
 
+NORM = (
+    "aten::native_layer_norm",
+    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float>",
+    [[1024, 64]],
+)
+BACKWARD = ("aten::native_layer_norm_backward", "void at::native::layer_norm_grad_input_kernel<float>", [[1024, 64]])
+
 Op = tuple[str, str, Sequence[object]]
 
 
@@ -61,6 +68,12 @@ def test_quiet_on_the_kernels_of_one_operator() -> None:
 def test_a_factor_applied_twice_is_part_of_a_chain() -> None:
     (claim,) = run(MUL, MUL, EXP, GEMM).claims(find)
     assert claim.evidence["n_kernels_of_longest_chain"] == 3
+
+
+def test_a_norm_belongs_to_what_is_pointwise_around_it_and_small_kernels_end_nothing() -> None:
+    (claim,) = run(GEMM, MUL, NORM, SMALL, SMALL, EXP).claims(find)
+    assert claim.evidence["costliest_chain_ops"] == ["aten::mul", "aten::native_layer_norm", "aten::exp"]
+    assert not run(GEMM, MUL, BACKWARD, EXP).claims(find)
 
 
 def test_quiet_when_products_come_between() -> None:

@@ -1,10 +1,11 @@
 """Chains of pointwise kernels read and write the same tensor again and again.
 
-Looks like: three or more kernels in a row on a stream that have the names of PyTorch's pointwise and copy kernels and
-    work on the same number of elements, outside optimizers; the chains that the device itself paces take at least 5 %
-    of its kernel time. On a CPU: three or more pointwise operators in a row on tensors of one size, at least 5 % of
-    the step. No chain where more than half of the neighbours are the same operator on inputs of the same shapes: which
-    tensors it reads is not recorded, and that is a loop over tensors rather than a flow through one.
+Looks like: three or more kernels in a row on a stream that have the names of PyTorch's pointwise and copy kernels, or
+    of its layer and RMS norms, and work on the same number of elements, outside optimizers; much smaller ones in
+    between do not count. The chains that the device itself paces take at least 5 % of its kernel time. On a CPU: three
+    or more pointwise operators in a row on tensors of one size, at least 5 % of the step. No chain where more than half
+    of the neighbours are the same operator on inputs of the same shapes: which tensors it reads is not recorded, and
+    that is a loop over tensors rather than a flow through one.
 Slow because: each kernel moves the whole tensor through memory to do a few operations on it; fused, the intermediate
     results never leave the registers.
 Cost: traffic model, time in proportion to tensors read and written: a chain of k kernels with n full-size inputs moves
@@ -51,12 +52,16 @@ FIX = Fix(
 
 MIN_CHAIN = 3
 MIN_SHARE = 0.05  # share of the kernel time (catalogue 15)
+SMALL, MOST_SMALL = 16, 4
+"""Kernels on so many times fewer elements interrupt no chain: under autocast weights are cast in between."""
 MAX_AGAIN = 0.5  # of a chain's links, between two operators of one name and the same inputs
 _POINTWISE = (
     r"elementwise_kernel|CUDAFunctor|copy_kernel"
     # a batch norm with stored statistics is pointwise too
     r"|bn_fw_inf|batch_norm_transform_input|BatchNormFwdInfer"
 )
+_NORM = r"(?i)^(?!.*(grad|backward))(?=.*at::native)(?=.*(layer_?norm|rms_?norm|RowwiseMoments))"
+"""A compiler computes these together with what is pointwise before and behind them."""
 _POINTWISE_OPS = (
     r"^aten::(add|sub|rsub|mul|div|pow|neg|abs|exp|log|sqrt|rsqrt|reciprocal|square|tanh|sigmoid"
     r"|relu|gelu|silu|erf|sin|cos|clamp(_min|_max)?|where|maximum|minimum|masked_fill|lerp|addcmul"
@@ -171,19 +176,24 @@ def _chains(trace: Trace) -> tuple[Ints, Ints]:
     order = np.argsort(trace.lane[device.rows], kind="stable")
     rows = device.rows[order]
     marks = trace.matching(r"^Optimizer\.", Kind.ANNOTATION, Kind.OP)
-    pointwise = trace.matches(rows, _POINTWISE) & (trace.kind[rows] == Kind.KERNEL)
-    pointwise[pointwise] = ~trace.matches(rows[pointwise], _OTHER)
-    pointwise &= ~np.append(trace.tree.under(marks), False)[trace.links.call[rows]]
+    eager = trace.kind[rows] == Kind.KERNEL
+    eager[eager] = ~trace.matches(rows[eager], _OTHER)
+    eager &= ~np.append(trace.tree.under(marks), False)[trace.links.call[rows]]
+    norms = eager & trace.matches(rows, _NORM)
+    joins = norms | (eager & trace.matches(rows, _POINTWISE))
     size = np.full(len(rows), -1, np.int64)
-    size[pointwise] = _numel(trace, rows[pointwise])
-    pointwise &= size > 1
-    goes_on = pointwise.copy()
-    goes_on[0] = False
-    goes_on[1:] &= pointwise[:-1] & (size[1:] == size[:-1])
-    goes_on[1:] &= trace.lane[rows[1:]] == trace.lane[rows[:-1]]
+    size[joins] = _numel(trace, rows[joins])
+    blind = np.flatnonzero(norms[1:] & joins[:-1] & ~_has_dims(trace, rows[1:])) + 1
+    size[blind] = size[blind - 1]  # its grid says how many rows, and not how long they are
+    same_lane = np.append(False, trace.lane[rows[1:]] == trace.lane[rows[:-1]])
+    for _ in range(MOST_SMALL):
+        small = np.append(False, joins[1:] & joins[:-1] & (size[1:] * SMALL <= size[:-1])) & same_lane
+        order, rows, joins, size, same_lane = (part[~small] for part in (order, rows, joins, size, same_lane))
+    joins &= size > 1
+    goes_on = np.append(False, joins[1:] & joins[:-1] & (size[1:] == size[:-1])) & same_lane
     chain = np.cumsum(~goes_on, dtype=np.int64)
     op = trace.links.op[rows]
-    long = pointwise & _flows(trace, np.where(op >= 0, op, rows), chain)[chain]
+    long = joins & _flows(trace, np.where(op >= 0, op, rows), chain)[chain]
     return order[long], np.unique(chain[long], return_inverse=True)[1].astype(np.int64)
 
 
@@ -198,6 +208,11 @@ def _flows(trace: Trace, rows: Ints, chain: Ints) -> Mask:
     length = np.bincount(chain)
     n_again = np.bincount(chain[1:][again], minlength=len(length))
     return (length >= MIN_CHAIN) & (n_again <= MAX_AGAIN * (length - 1))
+
+
+def _has_dims(trace: Trace, rows: Ints) -> Mask:
+    op = trace.links.op[rows].astype(np.int64)
+    return np.where(op >= 0, _by_detail(trace, "dims", op, _largest), 0) > 0
 
 
 def _numel(trace: Trace, rows: Ints) -> Ints:

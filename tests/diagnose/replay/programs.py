@@ -123,6 +123,15 @@ def frees(steps: int = 4) -> Trace:
     return b.build()
 
 
+def loads_code(*, returns: float = 40) -> Trace:
+    """A kernel of 5 ms, then a call that loads code, which waits for it, and a kernel behind it."""
+    b = TraceBuilder().op("aten::mm", 1_000, 20)
+    b.launch(1_005, 5, 1_020, 5_000)
+    b.call("cudaFuncSetAttribute", 1_050, 4_970 + returns)
+    b.launch(6_030 + returns, 5, 6_040 + returns, 10)
+    return b.build()
+
+
 def loads_with_workers(steps: int = 6, period: float = 20_000) -> Trace:
     """Every step waits for a batch that two workers make every 20 ms; the rest takes 4 ms."""
     b = TraceBuilder()

@@ -183,7 +183,8 @@ def _chains(trace: Trace) -> tuple[Ints, Ints]:
     joins = norms | (eager & trace.matches(rows, _POINTWISE))
     size = np.full(len(rows), -1, np.int64)
     size[joins] = _numel(trace, rows[joins])
-    blind = np.flatnonzero(norms[1:] & joins[:-1] & ~_has_dims(trace, rows[1:])) + 1
+    blind = np.flatnonzero(norms[1:] & joins[:-1]) + 1
+    blind = blind[_numel_by_op(trace, rows[blind]) == 0]
     size[blind] = size[blind - 1]  # its grid says how many rows, and not how long they are
     same_lane = np.append(False, trace.lane[rows[1:]] == trace.lane[rows[:-1]])
     for _ in range(MOST_SMALL):
@@ -210,14 +211,13 @@ def _flows(trace: Trace, rows: Ints, chain: Ints) -> Mask:
     return (length >= MIN_CHAIN) & (n_again <= MAX_AGAIN * (length - 1))
 
 
-def _has_dims(trace: Trace, rows: Ints) -> Mask:
-    op = trace.links.op[rows].astype(np.int64)
-    return np.where(op >= 0, _by_detail(trace, "dims", op, _largest), 0) > 0
+def _numel_by_op(trace: Trace, rows: Ints) -> Ints:
+    op = trace.links.op[rows]
+    return np.where(op >= 0, _by_detail(trace, "dims", op, _largest), 0)
 
 
 def _numel(trace: Trace, rows: Ints) -> Ints:
-    op = trace.links.op[rows]
-    by_op = np.where(op >= 0, _by_detail(trace, "dims", op, _largest), 0)
+    by_op = _numel_by_op(trace, rows)
     blind = np.where(by_op > 0, -1, rows)
     by_grid = _by_detail(trace, "grid", blind, _product) * _by_detail(trace, "block", blind, _product)
     return np.where(by_op > 0, by_op, by_grid)

@@ -10,7 +10,9 @@ import pytest
 from builder import TraceBuilder
 
 from torchtriage.core.finding import Note
+from torchtriage.core.selection import Selection
 from torchtriage.core.trace import Trace, read_trace
+from torchtriage.core.trace.select import select
 from torchtriage.diagnose.verdict.doctor import examine
 from torchtriage.diagnose.verdict.verdict import diagnose
 
@@ -334,7 +336,32 @@ def test_the_last_launch_without_work_hides_what_the_device_did_at_the_end(end: 
     builder = good()
     builder.events = [event for event in builder.events if event["ts"] + event.get("dur", 0) <= end]
     builder.call("cudaLaunchKernel", end - 5, 1)
-    assert level(builder.build(), "cut-window") == expected
+    trace = builder.build()
+    assert level(trace, "early-end") == expected
+    assert level(trace, "cut-window") is None
+
+
+def test_what_comes_before_the_end_of_the_device_rows_is_judged() -> None:
+    builder = good()
+    builder.events = [event for event in builder.events if event["cat"] != "kernel" or event["ts"] < 3_400]
+    trace = builder.build()
+    note = notes(trace)["early-end"]
+    assert note.message == (
+        "8 of 25 launches, those from 3.04 ms on, have no GPU work in the file: what comes after its last GPU row, at"
+        " 3.39 ms, is not judged"
+    )
+    result = diagnose(trace)
+    assert result.summary is not None
+    assert result.summary.devices[0].classes is not None
+    assert not result.healthy
+    assert level(trace, "cut-window") is None
+
+
+def test_a_part_after_the_device_rows_is_not_known() -> None:
+    builder = good()
+    builder.events = [event for event in builder.events if event["cat"] != "kernel" or event["ts"] < 3_400]
+    trace = select(builder.build(), Selection(window="1ms-5ms"))
+    assert level(trace, "cut-window") == "warn"
 
 
 def test_captured_launches_are_not_lost() -> None:

@@ -19,6 +19,7 @@ from torchtriage.core.trace.schema import Kind
 if TYPE_CHECKING:
     from torchtriage.core.trace.columns import Trace
 
+_LAUNCHES = r"^(cuda|hip|cu)\w*Launch\w*Kernel|^(cuda|hip)GraphLaunch|^cuLaunchKernel"
 _DEVICE = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_OTHER)
 
 
@@ -44,6 +45,16 @@ class Links:
     def launches(self) -> Mask:
         """bool[n]: calls that enqueued work seen on a device."""
         return self.trace.mask_of(self.call[self.call >= 0])
+
+    @cached_property
+    def launch_calls(self) -> Mask:
+        """bool[n]: calls that launch kernels or graphs, whether or not their work is in the file."""
+        return self.trace.matching(_LAUNCHES, Kind.RUNTIME)
+
+    @cached_property
+    def lost(self) -> Mask:
+        """bool[n]: launches whose work is not in the file."""
+        return self.launch_calls & ~self.launches
 
     def launched_ns(self, rows: NDArray[np.integer]) -> Ints:
         """Return when each device row was enqueued (call start), own start for orphans."""

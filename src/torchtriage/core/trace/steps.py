@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import Ints, among, distinct
+from torchtriage.core.arrays import Ints, Mask, among, distinct
 from torchtriage.core.trace.pacing import Pace, find_pace
 from torchtriage.core.trace.recorders import PROGRAMS_LINE, STEPS_LINE, XPLANE
 from torchtriage.core.trace.schema import Kind
@@ -56,13 +56,20 @@ HABIT_STEPS = 2
 """So many of the later half, and most of them: compiling is what this loop does."""
 OUTLIER = 3.0
 """A step longer than this many medians is not steady (catalogue 1.5)."""
+MIN_LAUNCHES, LOST_SHARE = 20, 0.05
+"""Launches whose work is not in the file, out of at least so many."""
+TAIL_SHARE = 0.01
+"""Of the recording, after the last row of a device: its work at the end is missing if the last launches have none."""
+CAPTURES = r"StreamBeginCapture|StreamEndCapture|GraphInstantiate"
+"""What is launched meanwhile does not run."""
 MIN_PROGRAMS = 3
 """Fewer runs of a program are no loop."""
-FIRST, COMPILING, LONG, NO_WORK = (
+FIRST, COMPILING, LONG, NO_WORK, NO_ROWS = (
     "as the first",
     "for compiling or loading kernels",
     "as over three medians long",
     "as empty",
+    "without all its device rows",
 )
 """Why a step is left out."""
 NOT_SELECTED = "as not selected"
@@ -83,6 +90,16 @@ class Window(NamedTuple):
     def wall_ns(self) -> int:
         """Length in ns."""
         return self.end_ns - self.start_ns
+
+
+class RowsEnd(NamedTuple):
+    """Where the rows of the devices end while the host still launches.
+
+    ``launch_ns`` : the first launch that has none. ``end_ns`` : the end of the last row.
+    """
+
+    launch_ns: int
+    end_ns: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,12 +220,17 @@ class Steps:
 
 def find_steps(trace: Trace) -> Steps:
     """Find steps by an engine's ranges, ProfilerStep marks, a repeated program or annotation, or the optimizer."""
+    why = "no steps found"
     for finder in (_by_engine, _by_profiler, _by_program, _by_annotation, _by_optimizer):
         found = finder(trace)
         if found is not None:
-            return build_steps(trace, found, marked=finder in (_by_engine, _by_profiler))
+            steps = build_steps(trace, found, marked=finder in (_by_engine, _by_profiler))
+            if set(steps.left_out) != {NO_ROWS}:
+                return steps
+            why = f"{found.basis}, none of them with all its device rows"
+            break
     none = np.empty(0, np.int64)
-    window = _without_start(trace, _whole(trace, "no steps found: the recording is one window"))
+    window = _without_start(trace, _whole(trace, f"{why}: the recording is one window"))
     return Steps(trace, window, (), none, none, none, none, (), _busiest_lane(trace))
 
 
@@ -412,6 +434,10 @@ def build_steps(trace: Trace, found: Found, *, marked: bool) -> Steps:
     end = np.maximum(end, start)
     edges = np.append(start, end[-1])
     edges = np.maximum.accumulate(edges if by_clock else np.maximum(edges, device_done(edges)))
+    rows_over = None if by_clock else rows_end(trace)
+    incomplete = np.zeros(len(end), bool)
+    if rows_over is not None:
+        edges, incomplete = np.minimum(edges, rows_over.end_ns), end > min(rows_over)
     host_ns = int(edges[0])
     begin_ns, why = device_begin(trace, host_ns, int(edges[-1]))
     edges = np.maximum(edges, begin_ns)
@@ -429,7 +455,7 @@ def build_steps(trace: Trace, found: Found, *, marked: bool) -> Steps:
         end,
         wall_start,
         wall_end,
-        _left_out(trace, start, end, wall_end - wall_start, alike),
+        _left_out(trace, start, end, wall_end - wall_start, alike, incomplete),
         lane,
         by_clock,
     )
@@ -454,7 +480,9 @@ def enqueued_before(trace: Trace, work: Ints, until_ns: int) -> NDArray[np.bool_
     return ~linked & (start < np.where(own < never, own, first)[lane])
 
 
-def _left_out(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str, ...]) -> tuple[str, ...]:
+def _left_out(
+    trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str, ...], incomplete: Mask
+) -> tuple[str, ...]:
     why = np.where(wall > 0, "", NO_WORK).astype(object)
     ops = np.sort(trace.start_ns[trace.kind == Kind.OP])
     filled = np.searchsorted(ops, end) > np.searchsorted(ops, start)
@@ -472,17 +500,19 @@ def _left_out(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str
         last = late[len(late) // 2 :]
         if not (last.sum() >= HABIT_STEPS and 2 * last.sum() > len(last)):
             why[late & (why == "")] = COMPILING
+    why[incomplete] = NO_ROWS
     kinds = np.array(alike or [""] * len(wall))
     for kind in distinct(kinds[why == ""]).tolist():
         mine = (kinds == kind) & (why == "")
         why[mine & (wall > OUTLIER * np.median(wall[mine]))] = LONG
-    return tuple(why.tolist()) if (why == "").any() else ("",) * len(wall)
+    if not (why == "").any():
+        why[why != NO_ROWS] = ""
+    return tuple(why.tolist())
 
 
 def _whole(trace: Trace, basis: str) -> Window:
     starts = ~trace.is_kind(Kind.RECORDING, Kind.OVERHEAD, Kind.INSTANT, Kind.GPU_ANNOTATION)
-    returned = given_back(trace)
-    ends = (trace.hosts | trace.works) & ~profiler_stop(trace) & ~returned
+    ends = _ends(trace)
     if not ends.any():
         ends = starts
     if not starts.any():
@@ -491,14 +521,44 @@ def _whole(trace: Trace, basis: str) -> Window:
         return Window(0, 0, basis, 0)
     first = int(trace.start_ns[starts].min())
     last = max(int(trace.end_ns[ends].max()), first)
+    end = rows_end(trace)
+    if end is not None:
+        last = max(min(last, end.end_ns), first)
     ready_ns = min(_profiler_ready(trace, starts), last)
     begin_ns, why = device_begin(trace, ready_ns, last)
     if ready_ns - first > GIVEN_BACK_NS:
         why = f"after {format_ns(ready_ns - first)} in which the profiler started; {why}"
-    behind = int(trace.dur_ns[returned].sum())
-    if behind > GIVEN_BACK_NS:
+    behind = int(trace.dur_ns[given_back(trace)].sum())
+    if end is None and behind > GIVEN_BACK_NS:
         basis += f"; after it the process gives back what it had for {format_ns(behind)}"
     return Window(begin_ns, last, f"{why}{basis}", ready_ns)
+
+
+def _ends(trace: Trace) -> NDArray[np.bool_]:
+    """Return bool[n]: rows that the program is not over before."""
+    return (trace.hosts | trace.works) & ~profiler_stop(trace) & ~given_back(trace)
+
+
+def rows_end(trace: Trace) -> RowsEnd | None:
+    """Return where the rows of the devices end before the launches do; None where they do not.
+
+    The profiler's buffer was full, or it stopped before the device was done. Up to there all is known, unless rows are
+    missing here and there before.
+    """
+    links, work = trace.links, np.flatnonzero(trace.works)
+    if not len(work) or not links.lost.any() or trace.report.tier == "salvaged" or trace.matching(CAPTURES).any():
+        return None
+    late = links.lost & (trace.start_ns > links.launched_ns(work).max())
+    n, n_late = int(links.launch_calls.sum()), int(late.sum())
+    n_before = int(links.lost.sum()) - n_late
+    if not n_late or (n_before > 1 and n_before >= LOST_SHARE * (n - n_late)):
+        return None
+    ends = _ends(trace)
+    end_ns, last_ns = int(trace.end_ns[work].max()), int(trace.end_ns[ends].max())
+    few = n < MIN_LAUNCHES or n_late < LOST_SHARE * n
+    if few and last_ns - end_ns <= TAIL_SHARE * (last_ns - int(trace.start_ns[ends].min())):
+        return None
+    return RowsEnd(int(trace.start_ns[late].min()), end_ns)
 
 
 def _without_start(trace: Trace, window: Window) -> Window:

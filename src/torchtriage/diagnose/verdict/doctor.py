@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import Mask, distinct
+from torchtriage.core.arrays import distinct
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
@@ -18,6 +18,7 @@ from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.trace.recorders import ROCPD, WAYS, XPLANE
 from torchtriage.core.trace.schema import LOADER_NAME, WORK_KINDS
+from torchtriage.core.trace.steps import CAPTURES, LOST_SHARE, MIN_LAUNCHES, TAIL_SHARE, RowsEnd, rows_end
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
 from torchtriage.diagnose.verdict.recorder_advice import other_recorder, recorder_of
@@ -27,10 +28,6 @@ MANY_ORPHANS = 0.30
 """Above this share of GPU work without a launch, idle time cannot be explained (catalogue 3.1)."""
 BLIND_SHARE = 0.02
 """Waits over an idle device above this share of the window: GPU rows are missing (DQ-1)."""
-DANGLING_SHARE, MIN_LAUNCHES = 0.05, 20
-"""Launches whose work is not in the file, out of at least so many."""
-TAIL_SHARE = 0.01
-"""Of the window, after the last row of a device: its work at the end is missing if the last launches have none."""
 DAMAGED_SHARE = 0.01
 """Events lost, or without a time: above this share of all, work cannot be distinguished from idleness."""
 SLICED_SHARE = 0.01
@@ -318,9 +315,9 @@ def _missing_kernels(trace: Trace) -> Iterator[Note]:
         return
     share = int(intervals.covered(spans, trace.devices[0].busy).sum()) / wait
     or_peers = ", or the GPU waits for other ranks" if (trace.origin.world_size or 1) > 1 else ""
-    launches = _launches(trace)
+    launches = trace.links.launch_calls
     graphs = (launches & trace.matching("GraphLaunch")).any()
-    if launches.sum() >= MIN_LAUNCHES and not graphs and not (launches & ~trace.links.launches).any():
+    if launches.sum() >= MIN_LAUNCHES and not graphs and not trace.links.lost.any():
         why = ", and every launch has its row: something else keeps the GPU or the call busy"
         fix = "record after a warm-up, while no other process uses the GPU"
     else:
@@ -335,10 +332,6 @@ def _missing_kernels(trace: Trace) -> Iterator[Note]:
         fix,
         {"wait_ns": wait, "busy_share": round(share, 4)},
     )
-
-
-def _launches(trace: Trace) -> Mask:
-    return trace.matching(r"^(cuda|hip|cu)\w*Launch\w*Kernel|^(cuda|hip)GraphLaunch|^cuLaunchKernel", Kind.RUNTIME)
 
 
 def _orphans(trace: Trace) -> Iterator[Note]:
@@ -401,23 +394,32 @@ def _cut(trace: Trace) -> Iterator[Note]:
                 "synchronise before the recording starts, or use schedule(warmup=1, …)",
                 {"lag_ns": lag_ns, "device": device.index},
             )
-    launches = _launches(trace)
-    n = int(launches.sum())
-    dangling = int((launches & ~trace.links.launches).sum())
-    if not trace.devices or not dangling:
+    lost = trace.links.lost
+    if not trace.devices or not lost.any():
         return
+    n, n_lost, end = int(trace.links.launch_calls.sum()), int(lost.sum()), rows_end(trace)
     last_ns = int(trace.links.launched_ns(np.flatnonzero(trace.works)).max())
     idle_ns = window.end_ns - max(int(trace.end_ns[device.rows].max()) for device in trace.devices)
     # what was launched last ran after the last row of the file
-    after = (trace.start_ns[launches & ~trace.links.launches] > last_ns).any() and idle_ns > TAIL_SHARE * window.wall_ns
-    if not after and (n < MIN_LAUNCHES or dangling < DANGLING_SHARE * n):
+    after = (trace.start_ns[lost] > last_ns).any() and idle_ns > TAIL_SHARE * window.wall_ns
+    if end is None and not after and (n < MIN_LAUNCHES or n_lost < LOST_SHARE * n):
         return
-    captured = trace.matching(r"StreamBeginCapture|StreamEndCapture|GraphInstantiate").any()
-    share = round(dangling / n, 4)
-    what = f"{dangling} of {n} launches have no GPU work in the file"
-    if captured:
+    share = round(n_lost / n, 4)
+    what = f"{n_lost} of {n} launches have no GPU work in the file"
+    if trace.matching(CAPTURES).any():
         message = f"{what}: they were captured into a graph, not run"
         yield Note("graph-capture", "info", message, evidence={"share": share})
+    elif end is not None and _is_before(trace, end):
+        launch_ns, end_ns = (at - trace.file_start_ns for at in end)
+        n_late = int((trace.start_ns[lost] >= end.launch_ns).sum())
+        yield Note(
+            "early-end",
+            "warn",
+            f"{n_late} of {n} launches, those from {format_ns(launch_ns)} on, have no GPU work in the file: what comes"
+            f" after its last GPU row, at {format_ns(end_ns)}, is not judged",
+            "end the recording with torch.cuda.synchronize(), and record fewer steps",
+            {"share": round(n_late / n, 4), "launch_ms": ms(launch_ns), "end_ms": ms(end_ns)},
+        )
     else:
         yield Note(
             "cut-window",
@@ -428,10 +430,17 @@ def _cut(trace: Trace) -> Iterator[Note]:
         )
 
 
+def _is_before(trace: Trace, end: RowsEnd) -> bool:
+    """Return whether all that is judged has its device rows, though later launches have none."""
+    steps = trace.steps
+    launched = steps.by_clock or (steps.host_end_ns[steps.steady] <= end.launch_ns).all()
+    return bool(launched and trace.window.end_ns <= end.end_ns)
+
+
 def _steps(trace: Trace) -> Iterator[Note]:
     n = len(trace.steps)
     marked = trace.steps.by_clock or re.search("ProfilerStep|StepTraceAnnotation", trace.window.basis)
-    if not n or (trace.serving is None and not marked):
+    if not marked and (not n or trace.serving is None):
         yield Note(
             "no-steps",
             "info",

@@ -63,7 +63,9 @@ _OF_NOTE = {
     "no-stacks": "stacks",
     **dict.fromkeys(("no-steps", "one-step"), "steps"),
     "no-gpu-rows": "device",
-    **dict.fromkeys(("orphans", "cut-window", "backlog", "cold-start", "compiling", "heavy-recording"), "window"),
+    **dict.fromkeys(
+        ("orphans", "cut-window", "early-end", "backlog", "cold-start", "compiling", "heavy-recording"), "window"
+    ),
 }
 _OF_NEED = {
     "operators": "ops",

@@ -420,6 +420,15 @@ def test_a_slice_with_nothing_in_it_is_refused() -> None:
     assert level(builder.build(), "cut-window") is None
 
 
+def test_little_in_a_window_is_no_slice_where_the_host_has_no_rows() -> None:
+    builder = TraceBuilder()
+    for at in range(3):
+        builder.launch(at * 1_000_000, 10, at * 1_000_000 + 20, 40, "gemm")
+    assert level(builder.build(), "cut-window") is None
+    builder.annotation("train", 0, 2_000_100)  # what a slice may keep
+    assert level(builder.build(), "cut-window") == "refuse"
+
+
 # -- start-up ----------------------------------------------------------------------------------
 
 

@@ -396,6 +396,12 @@ class Trace:
         return bool((self.kind == Kind.PYTHON).any())
 
     @cached_property
+    def has_calls_alone(self) -> bool:
+        """Whether calls are all that was recorded of the host: no operator, no range, no frame."""
+        others = self.is_kind(Kind.OP, Kind.ANNOTATION, Kind.GPU_ANNOTATION, Kind.PYTHON)
+        return bool((self.kind == Kind.RUNTIME).any()) and not others.any()
+
+    @cached_property
     def is_host_only(self) -> bool:
         """Whether only the CPU was at work: no device row, no runtime call, no device listed."""
         device = self.is_kind(*WORK_KINDS, Kind.RUNTIME, Kind.DEVICE_OTHER)

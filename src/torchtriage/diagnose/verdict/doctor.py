@@ -371,7 +371,8 @@ def _cut(trace: Trace) -> Iterator[Note]:
     # the long ones first: where they are enough, the others need no look
     for some in (inside & (trace.dur_ns >= SLICED_SHARE * enough_ns), inside):
         covered = _time_of(trace, np.flatnonzero(some))
-        if covered >= enough_ns:
+        # most of what a host does has no row where calls alone are recorded
+        if covered >= enough_ns or trace.has_calls_alone:
             break
     else:
         yield Note(

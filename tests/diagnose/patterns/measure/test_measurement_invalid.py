@@ -85,6 +85,30 @@ def test_compilation_counts() -> None:
     assert claim.evidence["first_use_ms"] == 0.3
 
 
+def unseen(*names: str, load: float = 7_000, pause: float = 50_000) -> TraceBuilder:
+    """Return kernels after pauses of the host in a recording without operators; the second launch loads."""
+    builder = TraceBuilder()
+    for i, name in enumerate(names):
+        dur = load if i == 1 else 10
+        builder.launch(pause * i - dur, dur, pause * i, 5, name)
+    return builder
+
+
+def test_pauses_before_kernels_run_first_are_start_up_where_the_host_has_no_rows() -> None:
+    (claim,) = unseen("fill", "triton_0", "triton_1", "gemm").claims(find)
+    assert (claim.certainty, claim.voids) == ("hint", True)
+    assert claim.message == (
+        "the GPU stands idle for 150 ms of the 150 ms recorded (100 %) before kernels that run for the first time, and"
+        " a launch takes 7.00 ms: loading or compilation, as far as a recording without operators shows"
+    )
+
+
+def test_quiet_on_pauses_without_signs_of_start_up() -> None:
+    assert not unseen("fill", "gemm", "gemm", "gemm", "gemm", "gemm").claims(find)  # a slow loop
+    assert not unseen("fill", "triton_0", "gemm", load=300).claims(find)
+    assert not unseen("fill", "triton_0", "gemm").op("aten::mm", 20_000, 5).claims(find)
+
+
 def test_a_slow_first_step_is_a_warm_up() -> None:
     (claim,) = loop(6_000, 1_000, 1_000, 1_200).claims(find)
     assert claim.evidence == {"first_step_ms": 6.0, "median_other_step_ms": 1.0}

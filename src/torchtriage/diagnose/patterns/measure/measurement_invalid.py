@@ -1,8 +1,10 @@
 """The recording contains first use, compilation, or a clock that was read too early.
 
-Looks like: context creation, module loading, lazy kernel loading or compilation in at least 5 % of the window; a first
-    step that lasts five times the others; or two readings of a Python clock in one user function with launches and no
-    wait between them, after which the device still works for more than 10 % of the interval.
+Looks like: context creation, module loading, lazy kernel loading or compilation in at least 5 % of the window; a
+    first step that lasts five times the others; without operators, a device that stands idle for a quarter of the
+    window before kernels that run for the first time, with a launch of a millisecond or more among theirs; or two
+    readings of a Python clock in one user function with launches and no wait between them, after which the device
+    still works for more than 10 % of the interval.
 Slow because: it is not slow, it is not the program: these things happen once, and launches return before their work is
     done.
 Cost: none is claimed. Steps that contain them are left out of all costs; where there are no steps, costs are shares of
@@ -19,6 +21,7 @@ import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
+from torchtriage.core.trace.device import HOST_LATE
 from torchtriage.core.trace.frames import frame_label, is_user_frame
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Pattern, Trace
@@ -45,12 +48,14 @@ FIRST_STEP_RATIO = 5.0  # of a first step to the median of the others (catalogue
 CLOCK_ERROR = 0.10
 VOID_SHARE = 0.25
 """Share of the judged time in first use or compilation from which the rest says little about the program."""
+LOAD_NS = 1_000_000
+"""A launch on an idle device takes 3-300 us, unless it loads the kernel; shorter pauses are any host's."""
 _CLOCK = r"^<built-in function (perf_counter|time|monotonic|process_time)(_ns)?>$"
 
 
 def find(trace: Trace) -> Claims:
-    """Yield at most one claim each for first use, a slow first step, and early clocks."""
-    yield from filter(None, (_first_use(trace) or _first_step(trace), _early_clock(trace)))
+    """Yield at most one claim each for first use, a slow first step or first runs, and early clocks."""
+    yield from filter(None, (_first_use(trace) or _first_step(trace) or _first_runs(trace), _early_clock(trace)))
 
 
 def _first_use(trace: Trace) -> Claim | None:
@@ -99,6 +104,36 @@ def _first_step(trace: Trace) -> Claim | None:
         np.sort(rows),
         {"first_step_ms": ms(int(wall[0])), "median_other_step_ms": ms(usual)},
     )
+
+
+def _first_runs(trace: Trace) -> Claim | None:
+    """Compiling and loading have no rows without operators: what is left are pauses before what did not run yet."""
+    if not trace.has_calls_alone or not trace.devices:
+        return None
+    device, wall_ns = trace.devices[0], trace.window.wall_ns
+    kernels = device.rows[trace.kind[device.rows] == Kind.KERNEL]
+    first = trace.mask_of(kernels[np.unique(trace.name[kernels], return_index=True)[1]])
+    gaps = device.gaps
+    late = (gaps.blame == HOST_LATE) & first[gaps.next_row] & (gaps.spans[:, 1] - gaps.spans[:, 0] >= LOAD_NS)
+    idle_ns = intervals.length(gaps.spans[late])
+    calls = distinct(trace.links.call[gaps.next_row[late]])
+    load_ns = int(trace.dur_ns[calls].max(initial=0))
+    if load_ns < LOAD_NS or idle_ns < VOID_SHARE * wall_ns:
+        return None
+    claim = _claim(
+        trace,
+        f"the GPU stands idle for {format_ns(idle_ns)} of the {format_ns(wall_ns)} recorded"
+        f" ({format_share(idle_ns / wall_ns)}) before kernels that run for the first time, and a launch takes"
+        f" {format_ns(load_ns)}: loading or compilation, as far as a recording without operators shows",
+        calls,
+        {
+            "idle_before_first_runs_ms": ms(idle_ns),
+            "share_of_window": round(idle_ns / wall_ns, 6),
+            "n_first_runs": int(late.sum()),
+            "longest_launch_ms": ms(load_ns),
+        },
+    )
+    return replace(claim, certainty="hint", voids=True)
 
 
 def _claim(trace: Trace, message: str, rows: Ints, evidence: dict[str, object]) -> Claim:

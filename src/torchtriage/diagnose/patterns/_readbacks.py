@@ -74,21 +74,15 @@ def scalar_reads(trace: Trace) -> tuple[Ints, Ints]:
     index = np.flatnonzero(_scalars(trace))
     index = index[~np.isin(index, np.concatenate([log_reads(trace)[0], shape_reads(trace)[0]]))]
     index = index[~_scaler_checks(trace, rows[index])]
-    return index, trace.tree.outermost(rows[index], trace.named(*SCALAR_OPS))
+    return index, trace.tree.outermost(rows[index], trace.named(*SCALAR_OPS, *TRANSFER_OPS))
 
 
 def bulk_reads(trace: Trace) -> tuple[Ints, Ints]:
     """Return blocking copies of whole tensors to the host; the holder is the copying op."""
     waits = trace.waits
-    transfers = trace.named(*TRANSFER_OPS)
-    bulk = waits.to_host & (waits.copy_bytes > SCALAR_BYTES) & waits.under(transfers)
-    transfer_ns = trace.dur_ns[waits.copy]
-    # behind an empty queue there is nothing but the transfer to wait for
-    bulk &= (waits.wait_ns > transfer_ns + CALL_NS) | (transfer_ns >= LONG_NS)
-    bulk &= ~waits.under(trace.named(*SHAPE_OPS, *SCALAR_OPS)) & ~waits.profiler
-    index = np.flatnonzero(bulk)
+    index = np.flatnonzero(_blocking_copies(trace) & (waits.copy_bytes > SCALAR_BYTES))
     index = index[~np.isin(index, log_reads(trace)[0])]
-    return index, trace.tree.outermost(waits.row[index], transfers)
+    return index, trace.tree.outermost(waits.row[index], trace.named(*TRANSFER_OPS))
 
 
 def claim_reads(
@@ -144,7 +138,18 @@ def claim_reads(
 
 def _scalars(trace: Trace) -> Mask:
     waits = trace.waits
-    return waits.under(trace.named("aten::_local_scalar_dense")) & ~waits.profiler
+    read = waits.under(trace.named("aten::_local_scalar_dense")) & ~waits.profiler
+    # a value or two by ``.cpu()``, such as the sizes for an exchange
+    return read | (_blocking_copies(trace) & (waits.copy_bytes >= 0) & (waits.copy_bytes <= SCALAR_BYTES))
+
+
+def _blocking_copies(trace: Trace) -> Mask:
+    waits = trace.waits
+    copies = waits.to_host & waits.under(trace.named(*TRANSFER_OPS))
+    transfer_ns = trace.dur_ns[waits.copy]
+    # behind an empty queue there is nothing but the transfer to wait for
+    copies &= (waits.wait_ns > transfer_ns + CALL_NS) | (transfer_ns >= LONG_NS)
+    return copies & ~waits.under(trace.named(*SHAPE_OPS, *SCALAR_OPS)) & ~waits.profiler
 
 
 def _scaler_checks(trace: Trace, rows: Ints) -> Mask:

@@ -121,6 +121,17 @@ def test_reads_in_every_step(name: str, vendor: str) -> None:
     assert "2 times per step" in claim.message
 
 
+@pytest.mark.parametrize(("size", "n_claims"), [(16, 1), (64, 0)])
+def test_a_value_or_two_may_be_read_by_a_copy(size: int, n_claims: int) -> None:
+    trace = loop(0)
+    for step in range(4):
+        at = step * 1000 + 20
+        trace.op("aten::to", at, 200).op("aten::copy_", at + 5, 190)
+        trace.copy(at + 8, 180, at + 40, 1, kind=READBACK, size=size)
+        trace.launch(at + 300, 5, at + 310, 50)
+    assert len(trace.claims(find)) == n_claims
+
+
 def test_the_users_line_is_named() -> None:
     trace = loop(0)
     for step in range(4):

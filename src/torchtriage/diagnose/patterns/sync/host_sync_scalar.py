@@ -2,9 +2,10 @@
 
 Looks like: ``aten::_local_scalar_dense`` (under ``aten::item``, ``aten::is_nonzero``, ``aten::equal``,
     ``aten::_linalg_check_errors`` or ``aten::one_hot``) that encloses a call which waits for the device:
-    ``cudaMemcpyAsync`` with its stream sync, or ``hipMemcpyWithStream``; in at least half of the steps, or three times
-    in a recording without steps. The operator alone proves nothing: on a CPU tensor it is free (945 of 945 in one
-    training trace).
+    ``cudaMemcpyAsync`` with its stream sync, or ``hipMemcpyWithStream``; or a copy of at most 16 bytes under
+    ``aten::to`` or ``aten::copy_`` that takes at least 20 µs longer than its transfer (``sizes.cpu()``). In at least
+    half of the steps, or three times in a recording without steps. The operator alone proves nothing: on a CPU tensor
+    it is free (945 of 945 in one training trace).
 Slow because: each read drains the queue. The host stops running ahead, and the device idles until the next launch
     arrives.
 Cost: device idle time before the next work launched after each read, at most as long as the host spent in it; low

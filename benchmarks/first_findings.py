@@ -2,8 +2,8 @@
 
     python benchmarks/first_findings.py FOLDER
 
-FOLDER holds the recordings of ``devices/unseen.toml`` under any names: they are known by their checksums. Right is a
-first finding above a note that either reader accepts; where none is needed, one of low severity is right, too. False is
+FOLDER holds the recordings of ``devices/unseen.toml`` under any names: they are known by their checksums; the ranks of
+one job are in one folder. Right is a first finding above a note that either reader accepts; where none is needed, one of low severity is right, too. False is
 a finding of medium or high severity that either reader says the rows contradict.
 """
 
@@ -23,23 +23,26 @@ def main() -> None:
     labels = read_toml(Path(__file__).parent / "devices" / "unseen.toml")
     paths = [path for path in Path(sys.argv[1]).rglob("*") if path.is_file()]
     by_sum = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in paths}
-    counts: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[int, str, str]] = Counter()
     for name, label in labels.items():
-        path, half = by_sum.get(label["sha256"]), label["half"]
-        if path is None:
+        files, half = [by_sum.get(checksum) for checksum in label["sha256"]], label["half"]
+        if None in files:
             print(f"{name} is not there: {label['repository']} {label['commit']} {label['path']}")
             continue
-        findings = [finding for finding in tt.analyze(path).findings if finding.severity != "note"]
+        report = tt.analyze_ranks(files)
+        findings = [item for item in [*report.jobs, *report.results][0].findings if item.severity != "note"]
         loud = [finding.code for finding in findings if finding.severity != "low"]
         right = findings[:1] and findings[0].code in label["first"] if label["first"] else not loud
-        counts[half, "recordings"] += 1
-        counts[half, "right"] += bool(right)
-        counts[half, "false"] += bool(set(loud) & set(label["false"]))
+        key = label["hunt"], half
+        counts[*key, "recordings"] += 1
+        counts[*key, "right"] += bool(right)
+        counts[*key, "false"] += bool(set(loud) & set(label["false"]))
         if half == "in view":
             print(f"{name:28} {'right' if right else 'WRONG':6} {[finding.code for finding in findings[:4]]}")
-    for half in ("in view", "counted only"):
-        n = counts[half, "recordings"]
-        print(f"{half}: first finding right in {counts[half, 'right']} of {n}, false ones in {counts[half, 'false']}")
+    for (hunt, half, what), n in sorted(counts.items()):
+        if what == "recordings":
+            n_right, n_false = counts[hunt, half, "right"], counts[hunt, half, "false"]
+            print(f"{hunt}, {half}: first finding right in {n_right} of {n}, false ones in {n_false}")
 
 
 if __name__ == "__main__":

@@ -312,6 +312,7 @@ def test_work_that_runs_between_linked_work_was_not_enqueued_before() -> None:
         builder.kernel("gemm", 1_500 + index * 10, 1, correlation=10_000 + index)
     later = notes(builder.build())["orphans"]
     assert "the profiler does not see what launches them" in later.message
+    assert later.message.endswith("so no code is held responsible for them, nor for idle time just before them")
     assert not later.fix
 
 

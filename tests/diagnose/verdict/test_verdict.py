@@ -285,21 +285,18 @@ def test_only_a_judged_device_is_healthy(install: Install) -> None:
     assert not diagnose(builder.build()).healthy
 
 
-def test_many_orphans_make_idle_findings_hints_without_a_sure_saving(install: Install) -> None:
-    install(entry("TST001", claim((1500, 2000), time_class="idle", certainty="certain")))
-    sure = diagnose(steps().build()).findings[0]
-    assert (sure.certainty, sure.cost and sure.cost.low_ms > 0) == ("certain", True)
-
+@pytest.mark.parametrize(("span", "certainty"), [((1500, 1900), "hint"), ((1950, 2000), "certain")])
+def test_only_idle_time_before_work_without_a_launch_is_a_hint(install: Install, span, certainty: str) -> None:
+    install(entry("TST001", claim(span, time_class="idle", certainty="certain")))
     builder = steps()
     for index in range(4):
         builder.kernel("gemm", index * 1000 + 900, 50, correlation=9000 + index)
     doubtful = diagnose(builder.build())
     assert [note.level for note in doubtful.notes if note.code == "orphans"] == ["warn"]
     (finding,) = doubtful.findings
-    assert finding.certainty == "hint"
+    assert finding.certainty == certainty
     assert finding.cost is not None
-    assert (finding.cost.low_ms, finding.cost.basis, finding.cost.grade) == (0, "bounded", "C")
-    assert finding.severity != "high"
+    assert (finding.cost.low_ms > 0) == (certainty == "certain")
 
 
 # -- suppression -------------------------------------------------------------------------------

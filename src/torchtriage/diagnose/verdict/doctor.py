@@ -354,7 +354,7 @@ def _orphans(trace: Trace) -> Iterator[Note]:
         "orphans",
         "warn" if share > MANY_ORPHANS else "info",
         f"{n} of {total} pieces of {device or 'GPU'} work ({format_ns(time)}) have no launch in the recording:"
-        f" {why}, so no code here is held responsible",
+        f" {why}, so no code is held responsible for them, nor for idle time just before them",
         "use schedule(wait=…, warmup=1 or more, …), so that recording starts with an empty queue"
         if before and not device
         else "",

@@ -19,6 +19,7 @@ from torchtriage.core import intervals
 from torchtriage.core.finding import Cost, Finding, Note
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import Kind, Trace
+from torchtriage.core.trace.device import UNKNOWN
 from torchtriage.core.units import format_share, ms
 from torchtriage.diagnose.calibration import calibrated, margins, step_noise, widened
 from torchtriage.diagnose.patterns import Claim, Edit
@@ -160,14 +161,12 @@ class Pricing:
         claim = share.claim
         if claim.time_class == "none" or not len(claim.spans):
             return None
-        basis, method = claim.basis, claim.method
-        if claim.time_class == "idle" and self.many_orphans:
-            method = f"{method}; many launches are outside the recording".lstrip("; ")
-            return self._priced(0.0, share.high_ns, share.naive_ns, "bounded", method)
         if prediction is None:
+            method = claim.method
             if len(self.trace.devices) > 1:
                 method = f"{method}; on the busiest device".lstrip("; ")
-            return self._priced(share.low_ns, share.high_ns, share.naive_ns, basis, method)
+            low = share.low_ns * (1 - self.unlaunched(share))
+            return self._priced(low, share.high_ns, share.naive_ns, claim.basis, method)
         n = self.trace.steps.n_steady
         owned = self._at_most(float(share.owned_ns.sum()) / n) * n
         high = min(max(prediction.high_ns, 0.0) * n, owned)
@@ -245,10 +244,13 @@ class Pricing:
             out[index] = replace(out[index], cost=replace(cost, together_ms=ms(max(saving, 0.0))))
         return out
 
-    @property
-    def many_orphans(self) -> bool:
-        """Whether many launches lie outside the recording."""
-        return any(note.code == "orphans" and note.level == "warn" for note in self.notes)
+    def unlaunched(self, share: Share) -> float:
+        """Return how much of an idle share is before work without a recorded launch (0-1); its cause is not known."""
+        if share.claim.time_class != "idle" or not self.trace.devices:
+            return 0.0
+        gaps = self.trace.devices[0].gaps
+        unknown = intervals.intersect(share.taken, gaps.spans[gaps.blame == UNKNOWN])
+        return intervals.length(unknown) / max(intervals.length(share.taken), 1)
 
     def _method(self, prediction: ReplayPrediction) -> str:
         n_devices = len(self.trace.devices)

@@ -47,7 +47,7 @@ from torchtriage.diagnose.verdict.recorder_advice import in_recorder_words
 from torchtriage.diagnose.verdict.result import SCHEMA, Result, TraceFacts
 from torchtriage.diagnose.verdict.serving_time import serving_time
 from torchtriage.diagnose.verdict.summary import summarise, summarise_path
-from torchtriage.diagnose.verdict.time_ownership import Share, share_out
+from torchtriage.diagnose.verdict.time_ownership import MOSTLY, Share, share_out
 from torchtriage.diagnose.verdict.verdict_text import MUCH_IDLE, sentences, unexplained_idle
 
 HIGH_SHARE, MEDIUM_SHARE = 0.10, 0.03
@@ -309,9 +309,7 @@ def _finding(
     worth = cost is not None and max(may_save, at_stake) >= min_share
     if not claim.always and not worth:
         return None
-    certainty: Certainty = claim.certainty
-    if claim.time_class == "idle" and pricing.many_orphans:
-        certainty = "hint"
+    certainty: Certainty = "hint" if pricing.unlaunched(share) > MOSTLY else claim.certainty
     rows, steps = _judged_rows(trace, claim)
     anchor = claim.anchor if claim.anchor >= 0 else int(rows[0]) if len(rows) else -1
     lines = compiled.at(anchor) if compiled is not None and anchor >= 0 else ()

@@ -72,6 +72,7 @@ class EdgeKind(IntEnum):
     HAND_OFF = 12
     BATCH = 13
     COLLECTIVE = 14
+    UNSEEN_LAUNCH = 15
 
 
 class WaitEdges(NamedTuple):

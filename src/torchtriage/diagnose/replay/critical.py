@@ -43,6 +43,7 @@ WHY: dict[int, str] = {
     EdgeKind.HAND_OFF: "waited for another thread",
     EdgeKind.BATCH: "waited for a batch from the loader's workers",
     EdgeKind.COLLECTIVE: "waited for another rank",
+    EdgeKind.UNSEEN_LAUNCH: "waited for the host, if its thread launched it: no launch was recorded",
     (HELD := max(EdgeKind) + 1): "launched in time: waited for the busy device",
     (POLLED := max(EdgeKind) + 2): "the host waited, without a call that says so, for its last launch",
 }

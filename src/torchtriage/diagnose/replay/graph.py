@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torchtriage.core.arrays import Ints, Mask, among, distinct, quantile
 from torchtriage.core.trace import Trace
 from torchtriage.core.trace.collectives import communicates
-from torchtriage.core.trace.device import EARLY_NS, STAGED
+from torchtriage.core.trace.device import BACK_TO_BACK_NS, EARLY_NS, STAGED
 from torchtriage.core.trace.steps import enqueued_before
 from torchtriage.diagnose.replay.blocking import Blocking, EdgeKind, find_blocking
 from torchtriage.diagnose.replay.cross import CrossEdges, paired, timed
@@ -46,7 +46,7 @@ class NodeKind(IntEnum):
     """A loader's workers make the next batch."""
 
 
-CONFIDENCE = np.array([1.0, 1.0, 0.9, 1.0, 0.9, 1.0, 0.8, 1.0, 0.8, 0.9, 0.5, 0.4, 0.8, 0.7, 0.9], np.float64)
+CONFIDENCE = np.array([1.0, 1.0, 0.9, 1.0, 0.9, 1.0, 0.8, 1.0, 0.8, 0.9, 0.5, 0.4, 0.8, 0.7, 0.9, 0.5], np.float64)
 """Per kind of edge: 1 is written in the trace, below 0.6 is a guess from coinciding times."""
 
 ENOUGH = 10
@@ -168,6 +168,10 @@ def build(trace: Trace) -> Graph:
         anchors.ask(main, bound_ns)
     hand = threads.hand_offs
     anchors.ask(hand.from_lane, hand.from_ns)
+    backlog = _backlog(trace, streams)
+    unseen = _unseen_launches(streams, threads, backlog)
+    unseen_ns, unseen_lane = streams.start_ns[unseen] - LAUNCH_NS, np.repeat(main[:1], len(unseen))
+    anchors.ask(unseen_lane, unseen_ns)
     host = anchors.nodes()
     n_host, n_batch = len(host.lane), int(threads.pause_batch.sum())
 
@@ -206,6 +210,10 @@ def build(trace: Trace) -> Graph:
     edges.add(call_node + 1, entry[position], lag + shift, EdgeKind.LAUNCH, strict + shift)
     ready = np.full(len(streams), np.iinfo(np.int64).min >> 1, np.int64)
     ready[position] = trace.start_ns[calls] + lag
+    launcher, shift = anchors.find(unseen_lane, unseen_ns)
+    free = shift == 0  # a thread that waits launches nothing
+    launcher, unseen = launcher[free], unseen[free]
+    edges.add(launcher + 1, entry[unseen], np.full(len(unseen), LAUNCH_NS), EdgeKind.UNSEEN_LAUNCH)
     # stream order
     floor, usual = _stream_gaps(trace, streams, ready)
     chained = streams.previous >= 0
@@ -214,7 +222,6 @@ def build(trace: Trace) -> Graph:
     before = streams.end_ns[streams.previous] + gap[entry] if len(streams) else ready
     ready = np.where(chained, np.maximum(ready, before), ready)
     # the backlog from before the recording: on the clock
-    backlog = _backlog(trace, streams)
     edges.add(np.zeros(len(backlog), np.int64), entry[backlog], streams.start_ns[backlog] - origin, EdgeKind.CLOCK)
     ready[backlog] = streams.start_ns[backlog]
     # between streams
@@ -434,6 +441,22 @@ def _launch_edges(streams: Streams) -> tuple[Ints, Ints]:
     _, first = np.unique(key, return_index=True)
     position = np.sort(linked[first])
     return streams.call[position], position
+
+
+def _unseen_launches(streams: Streams, threads: Threads, backlog: Ints) -> Ints:
+    """Return work without a recorded launch that ends a gap: the thread of the steps may have launched it just then.
+
+    Not where that thread had launched by then what follows on the stream.
+    """
+    found = np.setdiff1d(np.flatnonzero((streams.call < 0) & (streams.gap_ns > BACK_TO_BACK_NS)), backlog)
+    if not len(threads.lanes):
+        return found[:0]
+    linked = np.flatnonzero(streams.call >= 0)
+    following = np.append(linked, -1)[np.searchsorted(linked, found)]
+    same = streams.stream[following] == streams.stream[found]
+    until = np.where((following >= 0) & same, streams.launch_ns[following], threads.last_ns[0])
+    at = streams.start_ns[found] - LAUNCH_NS
+    return found[(at > threads.first_ns[0]) & (at < np.minimum(until, threads.last_ns[0]))]
 
 
 def _launch_lags(

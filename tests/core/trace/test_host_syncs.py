@@ -268,6 +268,18 @@ def test_a_lead_lasts_until_the_next_wait_unless_that_goes_too() -> None:
     assert in_us(both[1] - trace.window.start_ns) == [1320, 1420]
 
 
+def test_what_the_bubble_gives_back_is_no_lead_any_more() -> None:
+    trace = TraceBuilder().op("aten::mm", 0, 500)
+    trace.launch(10, 5, 20, 100)
+    trace.sync(20, 105)
+    for number in range(5):
+        trace.launch(190 + 50 * number, 5, 200 + 50 * number, 5)
+    built = trace.profiler_stop(600, 5).build()
+    # the host would come 105 earlier: that wins 80 right behind the wait, and 25 of the gap from 205 on
+    assert built.waits.bubble_ns[0] == 80_000
+    assert in_us(built.waits.lead(np.array([0]))[0] - built.window.start_ns) == [200, 230]
+
+
 def test_no_lead_is_lost_in_front_of_an_idle_device() -> None:
     trace = TraceBuilder()
     for number in range(5):

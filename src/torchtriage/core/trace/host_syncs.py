@@ -211,7 +211,8 @@ class Waits:
         before = intervals.until(self.dispatch, total, begin)
         idle = np.where(last > first, intervals.until(self.dispatch, total, end) - before, 0)
         took = intervals.covered(intervals.spans(self.start_ns, self.end_ns), self.trace.devices[0].busy)
-        return begin, before, idle, took
+        # what the bubble right behind it gives back is no lead any more
+        return begin, before, idle, np.minimum(took, self.wait_ns - self.bubble_ns)
 
     def _copies(self, what: str) -> Mask:
         return (self.copy >= 0) & self.trace.matches(self.copy, f"^Memcpy {what}")

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
+from torchtriage.diagnose.patterns.base import missing_needs
 from torchtriage.diagnose.patterns.kernel import far_below_roof
-from torchtriage.diagnose.patterns.kernel.attention_unfused import find
+from torchtriage.diagnose.patterns.kernel.attention_unfused import PATTERN, find
 
 HALF = ["c10::Half", "c10::Half"]
 H100 = "NVIDIA H100 80GB HBM3"
@@ -193,6 +194,74 @@ def test_grouped_steps_count_per_step():
     (claim,) = find(line.build())
     assert claim.evidence["n_chains_per_step"] == 1
     assert claim.evidence["chain_ms_per_step"] == pytest.approx(0.7)
+
+
+LONG = "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, c10::Half, float, float, Epilogue>(float*)"
+SHORT = "void (anonymous namespace)::softmax_warp_forward<c10::Half, float, float, 7, false, false>(float*)"
+PLAIN = (
+    ("aten::bmm", 100),
+    ("aten::div", 200),
+    ("aten::_softmax", 300),
+    ("aten::copy_", 100),
+    ("aten::bmm", 100),
+    ("aten::copy_", 10),
+    ("aten::addmm", 100),
+)
+
+
+def without_shapes(*work, kernel=LONG):
+    line = Line()
+    for op, dur in work:
+        line.run(op, None, dur, types=None, kernel=kernel if op == "aten::_softmax" else "kernel")
+    return line.build()
+
+
+def test_without_shapes_the_order_of_the_operators_says_it():
+    trace = without_shapes(*PLAIN, *PLAIN)
+    assert not missing_needs(PATTERN, trace)
+    (claim,) = find(trace)
+    assert claim.certainty == "hint"
+    assert claim.message == (
+        "attention as separate product, softmax and product takes 1.60 ms in the window, 88 % of the kernel time"
+    )
+    assert claim.evidence["n_chains_per_step"] == 2
+    assert "query_length" not in claim.evidence
+    assert np.allclose(claim.gain_low, 1 - 2 * 200 / 800)
+    assert np.allclose(claim.gain_high, 1 - 0.1 * 200 / 800)
+    assert missing_needs(PATTERN, TraceBuilder(vendor="cpu").op("aten::bmm", 0, 100).build()) == ["sizes"]
+
+
+def test_without_shapes_nothing_is_promised_in_single_precision():
+    (claim,) = find(without_shapes(*PLAIN, kernel=LONG.replace("c10::Half", "float")))
+    assert np.all(np.asarray(claim.gain_low) == 0)
+    assert np.allclose(claim.gain_high, 600 / 800)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param((("aten::mm", 100), *PLAIN[1:]), id="a layer makes the scores"),
+        pytest.param((*PLAIN[:3], ("aten::topk", 50), *PLAIN[3:]), id="a router chooses"),
+        pytest.param((*PLAIN[:4], ("aten::mm", 100), *PLAIN[5:]), id="a layer reads the softmax"),
+        pytest.param((*PLAIN, ("aten::mean", 100)), id="the weights are averaged"),
+        pytest.param((("aten::bmm", 700), *PLAIN[1:]), id="few queries"),
+        pytest.param(tuple((op, dur / 40) for op, dur in PLAIN), id="too short to tell"),
+    ],
+)
+def test_without_shapes_quiet_where_the_order_is_another(work):
+    assert not list(find(without_shapes(*work)))
+
+
+def test_without_shapes_quiet_on_short_rows_and_other_threads():
+    assert not list(find(without_shapes(*PLAIN, kernel=SHORT)))
+    line = Line()
+    for op, dur in PLAIN:
+        line.run(op, None, dur, types=None, kernel=LONG, tid=2 if op == "aten::bmm" else 1)
+    assert not line.claims(find)
+
+
+def test_without_shapes_pooling_after_attention_reads_no_weights():
+    assert list(find(without_shapes(*PLAIN, ("aten::mean", 10))))
 
 
 class Cpu(TraceBuilder):

@@ -1,12 +1,13 @@
 """Where operators compute attention step by step: product, softmax, product."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
-from torchtriage.core.trace.matrix_products import Products, is_shape, products
+from torchtriage.core.trace.matrix_products import NOT_FP32_KERNEL, TF32_KERNEL, Products, is_shape, products
 from torchtriage.diagnose.patterns.base import HOST_KINDS, Floats, Ints, Kind, Mask, Trace
 
 _PRODUCTS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::addmm")
@@ -18,12 +19,32 @@ MAX_HEAD = 256  # no flash kernel beyond this head dimension
 LEAST_HEAD = 64  # narrower heads make a fused kernel no faster (FlashAttention-2, figures 4-6: 64 against 128)
 RECOMPUTE = 1.25  # a fused backward pass computes the scores again: five products instead of four
 
+_WORK = {
+    "P": r"^aten::(bmm|baddbmm)$",
+    "S": rf"^{FORWARD}$",
+    "w": r"^aten::((add|sub|rsub|mul|div|neg|where|masked_fill|fill|zero|copy|clamp\w*|maximum|minimum|tril|triu"
+    r"|logical_\w+|bitwise_\w+|bernoulli)_?|eq|ne|lt|le|gt|ge|any|all|arange|(native_|_fused_)?dropout)$",
+    "l": r"^aten::(mm|addmm)$",
+    "r": r"^aten::(mean|sum|max|amax|argmax|topk|sort)$",
+}
+"""Letters for batched products, softmax, pointwise work, layers, and what reduces its input."""
+_ATTENTION = re.compile("Pw*(S)w*(P)(?=w*l?(r)|)")
+"""A layer may follow before the weights are averaged."""
+_LONG = r"softmax_warp_forward<[^>]*, ([89]|1\d),|cunn_SoftMaxForward"
+"""Kernels of a softmax over the last dimension: over more than 2^7 keys, by the power of two in the name, or 1,024."""
+_HALF = rf"{NOT_FP32_KERNEL}|^Cijk_A[a-z]+_B[a-z]+_[BH]|^nvjet_(sm\d+_)?[ht]s"
+LEAST_NS = 10_000  # the time of a shorter softmax says little about its size
+MOST_PRODUCT = 2
+"""In a product that takes more times the softmax, few queries meet many keys, or heads are wide."""
+READS_WEIGHTS = 0.25
+"""A reduction that takes this part of the softmax's time reads the weights: no fused kernel gives them."""
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionChains:
     """Attention chains on the host; arrays have one element per chain.
 
-    ``softmax``, ``first``, ``last`` : op rows. ``flop``, ``n_bytes`` : of a fused kernel.
+    ``softmax``, ``first``, ``last`` : op rows. ``flop``, ``n_bytes`` : of a fused kernel, 0 where no shapes are.
     ``half`` : bool, half-precision inputs. ``gemms`` : op rows of all products of all chains.
     """
 
@@ -34,7 +55,7 @@ class AttentionChains:
     half: Mask
     n_bytes: Floats
     shape: Ints
-    """int64[c, 4]: batch x heads, S, S', head dimension."""
+    """int64[c, 4]: batch x heads, S, S', head dimension; 0 where no shapes are."""
     gemms: Ints
 
 
@@ -94,6 +115,49 @@ def find_chains(trace: Trace) -> AttentionChains | None:
         half=work.dtype[nearest[whole]] == "half",
         shape=np.column_stack([scores[whole], head[whole]]),
         gemms=distinct(line[np.concatenate(used)]),
+    )
+
+
+def chains_in_order(trace: Trace) -> AttentionChains | None:
+    """Return the softmax ops over long rows that stand between two batched products, where shapes are not recorded.
+
+    Nothing but pointwise work may run between them, so that each works on what the one before it made. Forward alone:
+    the order of a backward pass says less.
+    """
+    device, members = trace.devices[0], trace.tree.members
+    op, call = trace.links.op[device.rows], trace.links.call[device.rows]
+    launching = np.where(op >= 0, op, call)
+    ops = members[trace.mask_of(launching[launching >= 0])[members]]
+    letters = np.full(len(ops), ".")
+    for letter, names in _WORK.items():
+        letters[trace.matches(ops, names)] = letter
+    ends = np.flatnonzero(np.diff(trace.lane[ops])) + 1
+    ops, letters = np.insert(ops, ends, -1), np.insert(letters, ends, "|")
+    places = [list(map(found.start, range(4))) for found in _ATTENTION.finditer("".join(letters))]
+    if not places:
+        return None
+    kernels, op = device.rows[op >= 0], op[op >= 0]
+    took = np.bincount(op, weights=trace.dur_ns[kernels], minlength=len(trace))
+    long = trace.mask_of(op[trace.matches(kernels, _LONG)])
+    half = trace.mask_of(op[trace.matches(kernels, _HALF) & ~trace.matches(kernels, TF32_KERNEL)])
+    place = np.array(places).T
+    first, softmax, last, reader = ops[place]
+    keep = long[softmax] & (took[softmax] >= LEAST_NS)
+    keep &= np.maximum(took[first], took[last]) <= MOST_PRODUCT * took[softmax]
+    keep &= (place[3] < 0) | (took[reader] < READS_WEIGHTS * took[softmax])
+    if not keep.any():
+        return None
+    first, softmax, last = first[keep], softmax[keep], last[keep]
+    unknown = np.zeros(len(softmax))
+    return AttentionChains(
+        softmax=softmax,
+        first=first,
+        last=last,
+        flop=unknown,
+        half=half[first] | half[softmax] | half[last],
+        n_bytes=unknown,
+        shape=np.zeros((len(softmax), 4), np.int64),
+        gemms=distinct(np.concatenate([first, last])),
     )
 
 

@@ -3,13 +3,17 @@
 Looks like: a ``softmax`` over ``[batch x heads, S, S']`` between a batched product that makes those scores and one
     that uses them (also under ``_scaled_dot_product_attention_math``, and the same chain around
     ``_softmax_backward_data``), both lengths at least 128, at least 5 % of kernel time; on a CPU, of the step, and
-    without dropout, which the CPU's fused kernel does not support.
+    without dropout, which the CPU's fused kernel does not support. On a GPU without recorded shapes, forward alone:
+    nothing but pointwise operators between the products; a softmax of at least 10 µs over, by its kernel's name, more
+    than 128 keys; neither product more than twice as long; no average of the weights after it.
 Slow because: the scores grow with the square of the length and travel to memory and back for every scale, mask,
     softmax and dropout; a fused kernel keeps them on the chip.
 Cost: modelled: the chain's kernels minus the same operations in a fused kernel at 40-60 % of the peak rate; the low
-    end keeps the products as they are and drops the rest. Half of that where the device is not known. Nothing at the
-    low end in fp32, or where the host launched the next kernel late. On a CPU 10-75 % of the chain's host time; in
-    training 0-75 % of its forward and 0-25 % of its backward part (measured).
+    end keeps the products as they are and drops the rest. Half of that where the device is not known. Without shapes
+    the chain's kernels minus 0.1-2 times the products, chosen on 2 recordings with shapes: in 5 others, of the same
+    two models, what the shapes say lay within for all of 104 chains. Nothing at the low end in fp32, or where the host
+    launched the next kernel late. On a CPU 10-75 % of the chain's host time; in training 0-75 % of its forward and
+    0-25 % of its backward part (measured).
 Fix: call ``scaled_dot_product_attention``, or select the model's ``sdpa`` implementation.
 Leave it when: the attention weights themselves are needed, gradients of gradients are taken, or no fused kernel
     supports the mask.
@@ -24,11 +28,25 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_ns, format_share, ms
 from torchtriage.diagnose.patterns._op_work import work_at
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Floats, Ints, Kind, Mask, Pattern, Spans, Trace
+from torchtriage.diagnose.patterns.base import (
+    Claim,
+    Claims,
+    Edit,
+    Fix,
+    Floats,
+    Ints,
+    Kind,
+    Mask,
+    Pattern,
+    Spans,
+    Trace,
+    given,
+)
 from torchtriage.diagnose.patterns.kernel._attention_chains import (
     BACKWARD,
     FORWARD,
     AttentionChains,
+    chains_in_order,
     find_chains,
     foreign_work,
     kernels_of,
@@ -36,7 +54,7 @@ from torchtriage.diagnose.patterns.kernel._attention_chains import (
 )
 
 PATTERN = Pattern.of(
-    __name__, "KRN025", "Attention as separate product, softmax and product", order=500, needs="ops shapes"
+    __name__, "KRN025", "Attention as separate product, softmax and product", order=500, needs="ops sizes"
 )
 FIX = Fix(
     text="Let one fused kernel compute the attention.",
@@ -62,6 +80,8 @@ _NATIVE = "aten::_native_multi_head_attention"
 """What ``nn.MultiheadAttention`` calls in inference: there is nothing to rewrite."""
 MIN_SHARE = 0.05
 FUSED_OF_PEAK = (0.4, 0.6)
+FUSED_OF_PRODUCTS = (2.0, 0.1)
+"""Without shapes. Twice where the products reach 80 % of the peak rate and the fused kernel 40 %; found: 0.14-0.23."""
 ON_CPU = (0.1, 0.75)
 ON_CPU_BACKWARD = 0.25
 """Measured with torch 2.13, fp32, one thread, 128-2048 keys, heads of 32-128: a forward pass gets 11-73 % shorter,
@@ -72,7 +92,7 @@ def find(trace: Trace) -> Claims:
     """Yield one claim over all attention chains of the main device, or of the CPU alone."""
     if not trace.devices and not trace.is_host_only:
         return
-    chains = find_chains(trace)
+    chains = chains_in_order(trace) if trace.devices and not trace.has_shapes else find_chains(trace)
     if chains is not None:
         yield from _on_device(trace, chains) if trace.devices else _on_cpu(trace, chains)
 
@@ -92,10 +112,11 @@ def _on_device(trace: Trace, chains: AttentionChains) -> Claims:
     yield work.claim(
         f"{message} {steps.per}, {format_share(work.share)} of the kernel time",
         "chain",
-        certainty="likely" if half else "hint",
+        certainty="likely" if half and trace.has_shapes else "hint",
         low=low[chain],
         high=high[chain],
-        method="the chain's kernels minus a fused kernel at 40-60 % of the peak rate",
+        method="the chain's kernels minus a fused kernel "
+        + ("at 40-60 % of the peak rate" if trace.has_shapes else "that takes 0.1-2 times as long as the products"),
         evidence={
             "softmax_ms_per_step": ms(float(trace.dur_ns[softmax].sum()) / steps.n_steady),
             **sizes,
@@ -168,16 +189,13 @@ def _largest(
     forward = trace.named(FORWARD)[chains.softmax]
     largest = int(np.argmax(np.where(forward | ~forward.any(), cost, -1.0)))
     batch, queries, keys, head = chains.shape[largest].tolist()
+    scores = f" over {queries:,} x {keys:,} scores" if trace.has_shapes else ""
     return (
         int(chains.softmax[largest]),
-        f"attention as separate product, softmax and product over {queries:,} x {keys:,} scores takes"
-        f" {format_ns(per_step_ns)}",
+        f"attention as separate product, softmax and product{scores} takes {format_ns(per_step_ns)}",
         {
             "n_chains_per_step": trace.steps.mean_count(trace.steps.of_host(chains.softmax)),
-            "batch_times_heads": batch,
-            "query_length": queries,
-            "key_length": keys,
-            "head_dimension": head,
+            **given(batch_times_heads=batch, query_length=queries, key_length=keys, head_dimension=head),
         },
     )
 
@@ -191,12 +209,15 @@ def _gains(trace: Trace, chains: AttentionChains, rows: Ints, chain: Ints) -> tu
     gemm = np.bincount(chain, weights=dur * is_gemm, minlength=count)
     beside = 1 - gemm / whole
     peak = trace.devices[0].peak
-    if peak is None:
+    if not trace.has_shapes:
+        slow, fast = (part * gemm for part in FUSED_OF_PRODUCTS)
+    elif peak is None:
         return np.where(chains.half, beside / 2, 0.0), beside
-    slow, fast = (
-        np.maximum(chains.flop / (share * peak.flop_per_ns("half")), chains.n_bytes / peak.bytes_per_ns)
-        for share in FUSED_OF_PEAK
-    )
+    else:
+        slow, fast = (
+            np.maximum(chains.flop / (share * peak.flop_per_ns("half")), chains.n_bytes / peak.bytes_per_ns)
+            for share in FUSED_OF_PEAK
+        )
     high = np.where(chains.half, np.clip(1 - fast / whole, 0, 1), beside)
     low = np.where(chains.half, np.minimum(beside, 1 - slow / whole), 0.0)
     return np.clip(low, 0, high), high

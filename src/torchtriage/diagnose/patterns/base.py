@@ -29,6 +29,7 @@ from torchtriage.core.finding import Certainty, Fix
 from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import HOST_KINDS, Kind, Trace
 from torchtriage.core.trace.collectives import host_collectives
+from torchtriage.core.trace.inference_phase import inference_phase
 from torchtriage.diagnose.patterns._host_gaps import is_explained
 from torchtriage.diagnose.replay.edits import Edit
 
@@ -93,6 +94,11 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
     ),
     "ops": (lambda trace: bool((trace.kind == Kind.OP).any()), "operators", "add ProfilerActivity.CPU to activities="),
     "shapes": (lambda trace: trace.has_shapes, "input shapes", "profile(record_shapes=True, ...)"),
+    "statistics": (
+        lambda trace: trace.has_shapes or (bool(trace.devices) and inference_phase(trace) is not None),
+        "input shapes (on a GPU for training alone)",
+        "profile(record_shapes=True, ...)",
+    ),
     "stacks": (lambda trace: trace.has_stacks, "Python stacks", "profile(with_stack=True, ...)"),
     "memory": (lambda trace: len(trace.memory.at_ns) > 0, "allocator records", "profile(profile_memory=True, ...)"),
     "work": (lambda trace: bool(trace.devices) or trace.is_host_only, "GPU rows", _ON_DEVICE),

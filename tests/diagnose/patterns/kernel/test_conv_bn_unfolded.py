@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.kernel.conv_bn_unfolded import find
+from torchtriage.diagnose.patterns.base import missing_needs
+from torchtriage.diagnose.patterns.kernel.conv_bn_unfolded import PATTERN, find
 
 IMAGE = [8, 32, 56, 56]
 CHANNELS = [32]
@@ -109,6 +110,29 @@ def test_on_a_device_the_batch_norm_is_saved_for_sure_and_the_activation_at_best
     assert (norms.kind, activations.kind) == ("drop", "shrink")
     assert len(norms.rows) == 8  # operators and launches
     assert np.count_nonzero(claim.gain_low) == len(activations.rows) == 4
+
+
+def without_shapes(kernel: str) -> TraceBuilder:
+    builder = TraceBuilder()
+    for index, (name, inner) in enumerate(
+        [("aten::conv2d", "aten::cudnn_convolution"), ("aten::batch_norm", "aten::cudnn_batch_norm")]
+    ):
+        at = 100 * index
+        builder.op(name, at, 60)
+        builder.op(inner, at + 5, 50)
+        builder.launch(at + 10, 5, at + 200, 50, name=kernel if index else "conv")
+    return builder
+
+
+def test_without_shapes_the_kernel_says_whose_statistics() -> None:
+    (claim,) = without_shapes("void cudnn::bn_fw_inf_1C11_kernel_NCHW<float, float, true, 1>").claims(find)
+    assert claim.evidence["batch_norm_ms_per_step"] == pytest.approx(0.05)
+    assert "largest_shape" not in claim.evidence
+    training = without_shapes("void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>")
+    assert not missing_needs(PATTERN, training.build())
+    assert not training.claims(find)
+    training.op("autograd::engine::evaluate_function: ConvolutionBackward0", 300, 10)
+    assert missing_needs(PATTERN, training.build()) == ["statistics"]
 
 
 def on_device(*, bias: list[int], training: str = "True") -> TraceBuilder:

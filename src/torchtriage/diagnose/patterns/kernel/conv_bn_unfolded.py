@@ -1,8 +1,9 @@
 """Batch norm runs as an operator of its own after each convolution.
 
 Looks like: in inference, a convolution followed by ``aten::batch_norm`` with stored statistics, and often by ``relu``;
-    together 5 % of the kernel time (on a CPU, of the step). In training on a GPU, a convolution that adds a bias which
-    the batch norm after it subtracts again.
+    together 5 % of the kernel time (on a CPU, of the step); without recorded shapes, where the name of the batch norm's
+    kernel says that the statistics are stored ones. In training on a GPU, with shapes, a convolution that adds a bias
+    which the batch norm after it subtracts again.
 Slow because: batch norm with stored statistics is one multiplication and one addition per channel, which the
     convolution's weights can absorb; on its own it reads and writes the whole activation.
 Cost: in inference the time of the batch norms (and, at the high end, of the activations after them, which a compiler
@@ -21,10 +22,14 @@ from torchtriage.core.trace.op_inputs import inputs_of, where_inputs
 from torchtriage.core.trace.op_runs import outer_ops
 from torchtriage.core.units import format_count, format_ns, format_share
 from torchtriage.diagnose.patterns._op_work import work_at, work_of
-from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Pattern, Trace
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Trace, given
 
 PATTERN = Pattern.of(
-    __name__, "KRN026", "Batch norm is not folded into the convolution before it", order=540, needs="ops shapes work"
+    __name__,
+    "KRN026",
+    "Batch norm is not folded into the convolution before it",
+    order=540,
+    needs="ops statistics work",
 )
 FIX = Fix(
     text="Fold each batch norm into its convolution once, after eval(), or compile the model.",
@@ -44,6 +49,7 @@ MIN_BIAS_SHARE = 0.01
 _CONVOLUTION = r"^aten::(conv\dd|convolution)$"
 _ACTIVATION = r"^aten::(relu_?|leaky_relu_?|hardtanh_?|hardswish_?|silu_?|clamp_?)$"
 _ADDS = r"^aten::add_?$"
+_STORED_KERNEL = r"bn_fw_inf_|BatchNormFwdInfer"
 
 
 def find(trace: Trace) -> Claims:
@@ -58,7 +64,11 @@ def find(trace: Trace) -> Claims:
     if phase is None:
         yield from _biases(trace, ops[pairs], ops[pairs + 1])
         return
-    stored = where_inputs(trace, ops[pairs + 1], lambda inputs: inputs.value(5) == "False")
+    if trace.has_shapes:
+        stored = where_inputs(trace, ops[pairs + 1], lambda inputs: inputs.value(5) == "False")
+    else:
+        launching = trace.links.op[trace.matching(_STORED_KERNEL, Kind.KERNEL)]
+        stored = trace.tree.above(trace.mask_of(launching[launching >= 0]))[ops[pairs + 1]]
     stored &= phase.rows[ops[pairs + 1]]
     pairs = pairs[stored]
     after = np.minimum(pairs + 2, len(ops) - 1)
@@ -91,7 +101,7 @@ def _unfolded(trace: Trace, norms: Ints, activations: Ints) -> Claims:
             "with_activations_ms_per_step": round(work.per_step_ns / 1e6, 6),
             "n_batch_norms_per_step": count,
             "n_activations_per_step": steps.mean_count(steps.of_host(activations)),
-            "largest_shape": shape,
+            **given(largest_shape=shape),
         },
         anchor=trace.longest(norms),
         edits=(

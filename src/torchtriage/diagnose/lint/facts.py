@@ -568,8 +568,14 @@ class Module:
             found += [callee for callee in new if callee not in found]
         return found
 
-    def text_of(self, function: SourceFunction) -> str:
-        """Return the text of a function."""
+    def body(self, function: SourceFunction | None) -> ast.Module | ast.FunctionDef | ast.AsyncFunctionDef:
+        """Return a function's syntax, the whole file's outside functions."""
+        return self.tree if function is None else function.node
+
+    def text_of(self, function: SourceFunction | None) -> str:
+        """Return the text of a function, the whole file's outside functions."""
+        if function is None:
+            return self.text
         if self._rows is None:
             self._rows = self.text.split("\n")
         return "\n".join(self._rows[function.node.lineno - 1 : function.node.end_lineno])

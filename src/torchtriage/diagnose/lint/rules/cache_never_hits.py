@@ -43,9 +43,9 @@ def find(module: Module) -> Iterator[Hit]:
     if not _ASKS.search(module.text):
         return
     for function in [None, *module.functions]:
-        if function is not None and not _ASKS.search(module.text_of(function)):
+        if not _ASKS.search(module.text_of(function)):
             continue
-        for node in walk(module.tree if function is None else function.node):
+        for node in walk(module.body(function)):
             if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
                 yield from _asked(module, node, function)
 

@@ -49,8 +49,7 @@ def find(module: Module) -> Iterator[Hit]:
         model = _model(call)
         if not model or not _FROZEN.search(model) or _is_trained(module, model):
             continue
-        function = call.context.function
-        body = module.text_of(function) if function is not None else module.text
+        body = module.text_of(call.context.function)
         if _RANDOM.search(body) or re.search(r"Random[A-Z]|augment|flip|jitter|RandAug", module.text):
             continue
         if _takes_batch(module, call, loop):

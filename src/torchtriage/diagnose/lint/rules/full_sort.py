@@ -47,12 +47,11 @@ def find(module: Module) -> Iterator[Hit]:
     }
     if not calls:
         return
-    for body in {call.context.function for call in calls.values()}:
-        tree = module.tree if body is None else body.node
-        named = _named(module, [call for call in calls.values() if call.context.function is body])
+    for function in {call.context.function for call in calls.values()}:
+        named = _named(module, [call for call in calls.values() if call.context.function is function])
         slices: dict[str, list[bool]] = {name: [] for name in named}
         inside: set[int] = set()
-        for node in ast.walk(tree):
+        for node in ast.walk(module.body(function)):
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
                 inner = _root(node)
                 if inner in calls and _takes_few(node):

@@ -161,9 +161,8 @@ def _is_renewed(module: Module, call: SourceCall) -> bool:
 
 def _is_short(module: Module, call: SourceCall) -> bool:
     """Return whether a list is held to few elements: ``if len(window) > 100``."""
-    function = call.context.function
     name = text_of(call.owner, 200) if call.owner is not None else ""
-    for node in ast.walk(function.node if function is not None else module.tree):
+    for node in ast.walk(module.body(call.context.function)):
         if isinstance(node, ast.Compare) and text_of(node.left, 200) == f"len({name})":
             bound = module.constant(node.comparators[0], call.context)
             return isinstance(bound, int) and bound <= _SHORT

@@ -166,7 +166,7 @@ def _is_gathered(
         if element is None or listed is None:
             return False
         return _joins(module.parents.get(listed), ragged=ragged) and _computes(module, element, slices)
-    body = loop.function.node if loop.function is not None else module.tree
+    body = module.body(loop.function)
     for node in turn:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
             name = text_of(node.func.value)

@@ -78,10 +78,9 @@ def find(module: Module) -> Iterator[Hit]:
 def _hooks(module: Module) -> Iterator[Hit]:
     """Yield hooks on modules that each step adds and nobody removes."""
     for call in module.calls:
-        if call.context.hot and call.attr in _HOOKS and call.receiver.kind != "tensor":
-            function = call.context.function
-            if ".remove()" not in (module.text_of(function) if function is not None else module.text):
-                yield Hit(call.node, f"every step adds another hook: {text_of(call.node)}", call.attr)
+        adds = call.context.hot and call.attr in _HOOKS and call.receiver.kind != "tensor"
+        if adds and ".remove()" not in module.text_of(call.context.function):
+            yield Hit(call.node, f"every step adds another hook: {text_of(call.node)}", call.attr)
 
 
 def _retained(module: Module) -> Iterator[Hit]:

@@ -65,7 +65,7 @@ def _pairs(module: Module, node: ast.expr, call: SourceCall) -> ast.BinOp | None
     """Return the difference or the product of all pairs that an expression is, powers taken off."""
     squared = False
     seat: ast.expr = call.node
-    body: ast.AST = call.context.function.node if call.context.function is not None else module.tree
+    body = module.body(call.context.function)
     for _ in range(6):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
             node, squared = node.left, True

@@ -249,9 +249,8 @@ def _stands_for(module: Module, node: ast.expr, loop: SourceLoop) -> ast.expr:
     """Return what a name stands for: ``n = x.shape[0]``, ``n, m, _ = x.shape``."""
     if not isinstance(node, ast.Name) or not module.is_program:
         return node
-    body = loop.function.node if loop.function is not None else module.tree
     made: list[ast.expr] = []
-    for statement in ast.walk(body):
+    for statement in ast.walk(module.body(loop.function)):
         if not isinstance(statement, ast.Assign):
             continue
         for target in statement.targets:

@@ -71,10 +71,9 @@ def _switched_on(module: Module, call: SourceCall) -> ast.expr | None:
 def _holds(module: Module, call: SourceCall) -> bool | None:
     """Return whether all conditions around a call in its function hold as settings stand, None when not known."""
     function = call.context.function
-    body = function.node if function is not None else module.tree
     around = [
         module.settings.truth(node.test, function.node if function is not None else None)
-        for node in ast.walk(body)
+        for node in ast.walk(module.body(function))
         if isinstance(node, ast.If | ast.IfExp) and holds(node, call.node)
     ]
     return False if False in around else None if None in around else True

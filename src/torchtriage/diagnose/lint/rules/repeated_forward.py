@@ -94,8 +94,7 @@ def _has_data(call: SourceCall) -> bool:
 def _is_same(module: Module, first: SourceCall, second: SourceCall) -> bool:
     begin, end = first.node.end_lineno or 0, second.node.lineno
     function = first.context.function
-    text = module.text_of(function) if function is not None else module.text
-    if begin >= end or _ON_PURPOSE.search(text):
+    if begin >= end or _ON_PURPOSE.search(module.text_of(function)):
         return False
     names = names_in(first.node)
     for assign in module.assigns:
@@ -107,7 +106,7 @@ def _is_same(module: Module, first: SourceCall, second: SourceCall) -> bool:
     for call in module.calls:
         if call.context.function is function and begin < call.node.lineno < end and call.attr in _CHANGES:
             return False
-    for test in ast.walk(function.node if function is not None else module.tree):
+    for test in ast.walk(module.body(function)):
         if isinstance(test, ast.If) and _parts(test, first, second):
             return False
     return True

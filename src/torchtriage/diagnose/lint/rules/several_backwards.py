@@ -72,9 +72,7 @@ def _next(module: Module, call: SourceCall) -> SourceCall | None:
 
 def _block(module: Module, call: SourceCall) -> list[ast.stmt]:
     """Return the statements among which a call is one."""
-    function = call.context.function
-    root: ast.AST = function.node if function is not None else module.tree
-    for node in ast.walk(root):
+    for node in ast.walk(module.body(call.context.function)):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if isinstance(block, list) and any(

@@ -555,7 +555,18 @@ class Module:
 
     def made_in(self, function: SourceFunction | None, name: str) -> list[ast.expr]:
         """Return what a function assigns to a variable."""
-        return [item.expression for item in self.assigns if item.target == name and item.context.function is function]
+        return [item.expression for item in self.assigns_to(name) if item.context.function is function]
+
+    def assigns_to(self, target: str) -> list[Assign]:
+        """Return the assignments to a variable or an attribute, in order of their place."""
+        return self._assigns.get(target, [])
+
+    @cached_property
+    def _assigns(self) -> dict[str, list[Assign]]:
+        known: dict[str, list[Assign]] = {}
+        for assign in self.assigns:
+            known.setdefault(assign.target, []).append(assign)
+        return known
 
     def reached(self, node: ast.AST) -> list[SourceFunction]:
         """Return the functions of the file that a piece of code leads to, at any depth."""

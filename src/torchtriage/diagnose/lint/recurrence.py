@@ -124,8 +124,8 @@ def _axes(module: Module, loop: SourceLoop) -> list[str]:
         if isinstance(source, ast.Name):
             made = [
                 assign.expression
-                for assign in module.assigns
-                if assign.target == source.id and assign.how == "=" and assign.context.function is loop.function
+                for assign in module.assigns_to(source.id)
+                if assign.how == "=" and assign.context.function is loop.function
             ]
             if len(made) != 1:
                 return []

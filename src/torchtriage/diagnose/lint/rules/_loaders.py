@@ -79,8 +79,8 @@ def _class_of(module: Module, node: ast.expr) -> str:
             return _class_of(module, node.args[0])
         return node.func.id
     name = text_of(node) if isinstance(node, ast.Name | ast.Attribute) else ""
-    for assign in module.assigns:
-        if name and assign.target == name and isinstance(assign.expression, ast.Call):
+    for assign in module.assigns_to(name):
+        if isinstance(assign.expression, ast.Call):
             return _class_of(module, assign.expression)
     return ""
 

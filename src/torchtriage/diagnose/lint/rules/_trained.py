@@ -178,9 +178,7 @@ def _owners(
             owner = _chosen(module, node, part) or part.func.value
             yield from list(_passed(module, function, path_of(owner))) or [(owner, function)]
         elif isinstance(part, ast.Name):
-            made = [
-                assign for assign in module.assigns if assign.target == part.id and assign.context.function is function
-            ]
+            made = [assign for assign in module.assigns_to(part.id) if assign.context.function is function]
             for assign in made:
                 gathered = (
                     assign.context.loop.node if assign.how == "append" and assign.context.loop is not None else None

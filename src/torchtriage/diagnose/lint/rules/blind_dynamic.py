@@ -46,7 +46,7 @@ def _takes_lists(module: Module, compiled: SourceCall) -> bool:
         for item in arguments(call.node):
             made = [item]
             if isinstance(item, ast.Name):
-                made = [assign.expression for assign in module.assigns if assign.target == item.id]
+                made = [assign.expression for assign in module.assigns_to(item.id)]
             if any(
                 isinstance(node, ast.Call)
                 and module.name_of(node.func) in ("torch.tensor", "torch.as_tensor", "torch.from_numpy")

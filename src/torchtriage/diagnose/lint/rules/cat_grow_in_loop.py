@@ -97,11 +97,8 @@ def _severity(loop: SourceLoop) -> Severity:
 def _joins(module: Module, assign: Assign) -> int:
     """Return how many assignments in the loop make the same target grow."""
     return sum(
-        other.target == assign.target
-        and other.context.loop is assign.context.loop
-        and other.how == "="
-        and joined(module, other) is not None
-        for other in module.assigns
+        other.context.loop is assign.context.loop and other.how == "=" and joined(module, other) is not None
+        for other in module.assigns_to(assign.target)
     )
 
 

@@ -79,9 +79,8 @@ def _counting(module: Module) -> Iterator[Hit]:
             continue
         begun = [
             other.expression
-            for other in module.assigns
-            if other.target == assign.target
-            and other.context.function is not None
+            for other in module.assigns_to(assign.target)
+            if other.context.function is not None
             and other.context.function.name == "__init__"
             and other.context.function.owner is function.owner
         ]

@@ -117,12 +117,8 @@ def _is_shared(module: Module, assign: Assign) -> bool:
     while (function := function.outer) is not None:
         scopes.append(function)
     return any(
-        other.target == assign.target
-        and other.how == "="
-        and other.context.function in scopes
-        and other.context.loop is None
-        and not other.context.hot
-        for other in module.assigns
+        other.how == "=" and other.context.function in scopes and other.context.loop is None and not other.context.hot
+        for other in module.assigns_to(assign.target)
     )
 
 
@@ -145,7 +141,7 @@ def _whole(module: Module, grown: Grown) -> Iterator[Hit]:
 
 def _is_list(module: Module, call: SourceCall) -> bool:
     name = text_of(call.owner, 200) if call.owner is not None else ""
-    made = [assign.expression for assign in module.assigns if assign.target == name and assign.how == "="]
+    made = [assign.expression for assign in module.assigns_to(name) if assign.how == "="]
     return bool(made) and all(isinstance(node, ast.List | ast.ListComp) or text_of(node) == "list()" for node in made)
 
 
@@ -153,9 +149,8 @@ def _is_renewed(module: Module, call: SourceCall) -> bool:
     """Return whether a list is made anew in each call of the function that a step runs."""
     name = text_of(call.owner, 200) if call.owner is not None else ""
     return call.context.step_loop is None and any(
-        assign.target == name and assign.how == "=" and assign.context.function is call.context.function is not None
-        for assign in module.assigns
-        if "." not in name
+        "." not in name and assign.how == "=" and assign.context.function is call.context.function is not None
+        for assign in module.assigns_to(name)
     )
 
 
@@ -186,11 +181,7 @@ def _outlives(module: Module, assign: Assign) -> bool:
     for call in module.sent("clear", "pop", "popleft"):
         if call.owner is not None and text_of(call.owner, 200) == assign.target:
             return False
-    made = [
-        other
-        for other in module.assigns
-        if other.target == assign.target and other.how == "=" and not grown_by(module, other)
-    ]
+    made = [other for other in module.assigns_to(assign.target) if other.how == "=" and not grown_by(module, other)]
     if assign.target.startswith("self.") and any(other.context.hot for other in made):
         return False
     return joins or (bool(made) and all(isinstance(other.expression, ast.List | ast.ListComp) for other in made))

@@ -71,7 +71,7 @@ def _searched(module: Module, node: ast.expr, context: Context) -> bool:
 
 def _holds_lists(module: Module, path: str) -> bool:
     """Return whether a table has lists as its entries, which grow one by one: ``defaultdict(list)``."""
-    made = [item for item in module.assigns if item.target == path and item.how == "="]
+    made = [item for item in module.assigns_to(path) if item.how == "="]
     owners = [call.owner for call in module.sent("append")]
     if any(
         isinstance(owner, ast.Call) and text_of(owner.func) == f"{path}.setdefault" and text_of(owner.args[-1]) == "[]"
@@ -94,8 +94,8 @@ def _is_long(module: Module, path: str, context: Context, depth: int = 0) -> boo
     """Return whether a name is a list that grows, or is as long as some data, or as what is searched for in it."""
     function = context.function
     made, grown = [], False
-    for assign in module.assigns:
-        if assign.target != path or not _same_scope(path, assign.context.function, function):
+    for assign in module.assigns_to(path):
+        if not _same_scope(path, assign.context.function, function):
             continue
         if assign.how == "=":
             made.append(assign.expression)

@@ -63,8 +63,6 @@ def _also_calls(module: Module, call: SourceCall, owner: str, method: str) -> bo
 def _is_running(module: Module, owner: str) -> bool:
     """Return whether the metric keeps a running value, which is as cheap after any number of steps."""
     return any(
-        assign.target == owner
-        and isinstance(assign.expression, ast.Call)
-        and _RUNNING.search(text_of(assign.expression.func))
-        for assign in module.assigns
+        isinstance(assign.expression, ast.Call) and _RUNNING.search(text_of(assign.expression.func))
+        for assign in module.assigns_to(owner)
     )

@@ -78,11 +78,7 @@ def _pairs(module: Module, node: ast.expr, call: SourceCall) -> ast.BinOp | None
         ):
             node, squared = node.left, True
         elif isinstance(node, ast.Name):
-            made = [
-                item
-                for item in module.assigns
-                if item.target == node.id and item.context.function is call.context.function
-            ]
+            made = [item for item in module.assigns_to(node.id) if item.context.function is call.context.function]
             if len(made) != 1 or made[0].how != "=" or _reads(body, node.id) > _reads(seat, node.id):
                 return None
             node = seat = made[0].expression

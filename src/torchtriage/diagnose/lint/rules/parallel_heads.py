@@ -59,9 +59,8 @@ def _joins(node: ast.AST | None) -> bool:
 
 def _are_equal(module: Module, node: ast.expr) -> bool:
     """Return whether a list of modules is built of the same arguments for each, and more than twice."""
-    name = text_of(node)
-    for assign in module.assigns:
-        if assign.target != name or not isinstance(assign.expression, ast.Call):
+    for assign in module.assigns_to(text_of(node)):
+        if not isinstance(assign.expression, ast.Call):
             continue
         given = assign.expression.args[0] if assign.expression.args else None
         if not isinstance(given, ast.ListComp | ast.GeneratorExp) or len(given.generators) != 1:

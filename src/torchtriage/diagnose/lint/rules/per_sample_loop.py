@@ -91,7 +91,7 @@ def _counted(module: Module, loop: SourceLoop) -> set[str]:
         node = node.args[0]
     made = [node]
     if isinstance(node, ast.Name):
-        made = [item.expression for item in module.assigns if item.target == node.id and item.how == "="]
+        made = [item.expression for item in module.assigns_to(node.id) if item.how == "="]
     last = [text_of(item.func).rpartition(".")[2] for item in made if isinstance(item, ast.Call)]
     if not last or any(name not in ("range", "trange", "unique", "tolist") for name in last):
         return set()

@@ -319,7 +319,7 @@ def _is_number(module: Module, loop: SourceLoop, node: ast.expr) -> bool:
     """Return whether an expression is a number that Python counted, itself or by its name."""
     if not isinstance(node, ast.Name):
         return module.value(node).kind == "host"
-    made = [item for item in module.assigns if item.target == node.id and item.context.function is loop.function]
+    made = [item for item in module.assigns_to(node.id) if item.context.function is loop.function]
     return bool(made) and all(item.value.kind == "host" for item in made)
 
 

@@ -138,11 +138,8 @@ def _weights(module: Module) -> Iterator[Hit]:
         ):
             continue
         methods = function.owner.methods
-        made = [
-            assign
-            for assign in module.assigns
-            if assign.target == f"self.{owner.attr}" and assign.context.function in methods.values()
-        ]
+        named = module.assigns_to(f"self.{owner.attr}")
+        made = [assign for assign in named if assign.context.function in methods.values()]
         if is_step(function) and any(_is_matrix(module, assign.expression) for assign in made):
             yield Hit(call.node, f"a weight is converted again in every call: {text_of(call.node)}", call.attr)
         elif (
@@ -212,9 +209,7 @@ def _width(module: Module, node: ast.expr, scope: SourceFunction | None, depth: 
     if isinstance(node, ast.Constant):
         return "number" if isinstance(node.value, int | float) else ""
     if isinstance(node, ast.Name):
-        made = [
-            assign for assign in module.assigns if assign.target == node.id and assign.context.function in (scope, None)
-        ]
+        made = [assign for assign in module.assigns_to(node.id) if assign.context.function in (scope, None)]
         own = [item for item in made if item.context.function is scope] or made
         widths = {
             _width(module, item.expression, item.context.function, depth + 1) if item.how == "=" else "" for item in own

@@ -63,7 +63,7 @@ def _one_by_one(module: Module) -> bool:
 
 def _entry(module: Module, name: str) -> ast.expr | None:
     """Return ``batch_size`` of the options that are collected under a name."""
-    made = [assign.expression for assign in module.assigns if assign.target == name]
+    made = [assign.expression for assign in module.assigns_to(name)]
     return keyword(made[0], "batch_size") if len(made) == 1 and isinstance(made[0], ast.Call) else None
 
 

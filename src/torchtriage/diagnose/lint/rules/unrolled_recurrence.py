@@ -79,6 +79,6 @@ def _is_fed(module: Module, node: ast.expr, loop: SourceLoop) -> bool:
 def _is_older(module: Module, name: str, loop: SourceLoop) -> bool:
     """Return whether a variable has a value before the loop, too: it comes from an earlier step."""
     return any(
-        assign.target == name and assign.context.function is loop.function and loop not in assign.context.loops()
-        for assign in module.assigns
+        assign.context.function is loop.function and loop not in assign.context.loops()
+        for assign in module.assigns_to(name)
     )

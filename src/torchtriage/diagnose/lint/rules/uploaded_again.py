@@ -104,10 +104,10 @@ def _changes(loop: SourceLoop, root: str) -> bool:
 def _known(module: Module, root: str, loop: SourceLoop | None) -> bool:
     """Return whether a name is made outside the loop, in the same function or at the file's level."""
     around = loop.function if loop is not None else None
-    return any(
-        assign.target == root and assign.how in ("=", "unpack") and assign.context.function in (around, None)
-        for assign in module.assigns
-    ) and not module.classes.get(root)
+    return not module.classes.get(root) and any(
+        assign.how in ("=", "unpack") and assign.context.function in (around, None)
+        for assign in module.assigns_to(root)
+    )
 
 
 def _plain_tensor(call: SourceCall, path: str) -> bool:

@@ -90,7 +90,7 @@ def _is_written(module: Module, node: ast.expr, context: Context) -> bool:
     if isinstance(node, ast.BinOp):
         return _is_written(module, node.left, context)
     path = path_of(node)
-    made = [assign.expression for assign in module.assigns if path and assign.target == path and assign.how == "="]
+    made = [assign.expression for assign in module.assigns_to(path) if assign.how == "="]
     if made:
         given = [item.args[0] if isinstance(item, ast.Call) and item.args else item for item in made]
         return all(isinstance(item, ast.List | ast.Tuple) for item in given)
@@ -150,6 +150,6 @@ def _changes(module: Module, weights: ast.expr, loop: SourceLoop | None, functio
             return True
         if loop is None and not dot and function is not None and root in stored_names(function.node):
             return True
-        if dot and any(assign.target == path and assign.context.repeated for assign in module.assigns):
+        if dot and any(assign.context.repeated for assign in module.assigns_to(path)):
             return True
     return isinstance(weights, ast.Call) and not isinstance(weights.func, ast.Attribute)

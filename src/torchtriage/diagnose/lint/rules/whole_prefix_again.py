@@ -71,8 +71,8 @@ def _followed(module: Module, node: ast.expr, loop: SourceLoop) -> list[ast.expr
     if isinstance(node, ast.Name):
         made += [
             assign.expression
-            for assign in module.assigns
-            if assign.target == node.id and assign.context.statement_loop is loop and assign.how == "="
+            for assign in module.assigns_to(node.id)
+            if assign.context.statement_loop is loop and assign.how == "="
         ]
     return [part for item in made for part in ([item.body, item.orelse] if isinstance(item, ast.IfExp) else [item])]
 

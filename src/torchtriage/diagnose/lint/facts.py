@@ -568,6 +568,19 @@ class Module:
             known.setdefault(assign.target, []).append(assign)
         return known
 
+    @cached_property
+    def calls_by_node(self) -> dict[ast.AST, SourceCall]:
+        """The calls by their syntax."""
+        return {call.node: call for call in self.calls}
+
+    @cached_property
+    def calls_by_function(self) -> dict[SourceFunction | None, list[SourceCall]]:
+        """The calls in the code of each function, in order of their place."""
+        found: dict[SourceFunction | None, list[SourceCall]] = defaultdict(list)
+        for call in self.calls:
+            found[call.context.function].append(call)
+        return found
+
     def reached(self, node: ast.AST) -> list[SourceFunction]:
         """Return the functions of the file that a piece of code leads to, at any depth."""
         found: list[SourceFunction] = []

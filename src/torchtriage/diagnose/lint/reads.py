@@ -112,7 +112,7 @@ def delivers(module: Module, node: ast.expr, context: Context) -> bool:
         return False
     if function is not None and any(holds(returned, node) for returned, _ in function.returns):
         return True
-    call = next((other for other in module.calls if other.node is node), None)
+    call = module.calls_by_node.get(node)
     user = call.user if call is not None else None
     while user is not None:
         if _OUTSIDE.search(user.attr):
@@ -126,9 +126,7 @@ def delivers(module: Module, node: ast.expr, context: Context) -> bool:
         and holds(assign.node, node)
     }
     return bool(names) and any(
-        _OUTSIDE.search(other.attr) and names & names_in(other.node)
-        for other in module.calls
-        if other.context.function is function
+        _OUTSIDE.search(other.attr) and names & names_in(other.node) for other in module.calls_by_function[function]
     )
 
 

@@ -50,7 +50,7 @@ def repeated(module: Module) -> tuple[Repeated, ...]:
 
 def _least(facts: FileFacts, turn: Turn, piece: Piece) -> int:
     """Return the weight from which a piece is worth a line: less for a helper that a step calls for a table."""
-    call = facts.calls.get(piece.node) if turn.stepwise else None
+    call = facts.module.calls_by_node.get(piece.node) if turn.stepwise else None
     return _HELPER if call is not None and call.callees else COSTLY
 
 
@@ -101,14 +101,14 @@ def _may_repeat(facts: FileFacts, function: SourceFunction) -> bool:
     given = parameters(function.node) - {"self"}
     return any(
         call.attr in HEAVY and not (names_in(call.node) & given) and names_in(call.node) & {"self"}
-        for call in facts.by_function[function]
+        for call in facts.module.calls_by_function[function]
     )
 
 
 def _may_stay(facts: FileFacts, loop: SourceLoop) -> bool:
     """Return whether anything costly in a loop, or in what it calls, takes none of what the loop changes."""
     changing = loop.targets | loop.assigned.keys()
-    inside = [call for call in facts.by_function[loop.function] if loop in call.context.loops()]
+    inside = [call for call in facts.module.calls_by_function[loop.function] if loop in call.context.loops()]
     if any(call.attr in HEAVY and not names_in(call.node) & changing for call in inside):
         return True
     return not facts.searching.isdisjoint(facts.reached(inside))

@@ -6,7 +6,6 @@ at random. What does neither is the same for every sample, and could be made onc
 
 import ast
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 
@@ -65,7 +64,7 @@ class Samples:
         """Yield the calls that run for each sample or batch, those of first uses left out."""
         for function in self.functions:
             spans = self._guards[function]
-            for call in self._by_function[function]:
+            for call in self.module.calls_by_function[function]:
                 if not call.context.seldom and not _guarded(call.node, spans):
                     yield call
 
@@ -97,20 +96,13 @@ class Samples:
         }
 
     @cached_property
-    def _by_function(self) -> dict[SourceFunction | None, list[SourceCall]]:
-        found: dict[SourceFunction | None, list[SourceCall]] = defaultdict(list)
-        for call in self.module.calls:
-            found[call.context.function].append(call)
-        return found
-
-    @cached_property
     def _guards(self) -> dict[SourceFunction, list[tuple[int, int]]]:
         return {function: _guards(function.node) for function in self.functions}
 
     def _calls(self, function: SourceFunction) -> list[tuple[SourceFunction, set[str], set[str]]]:
         found = []
         spans = _guards(function.node)
-        for call in self._by_function[function]:
+        for call in self.module.calls_by_function[function]:
             if _guarded(call.node, spans) or call.stored or call.context.rare:
                 continue
             for callee in call.callees:

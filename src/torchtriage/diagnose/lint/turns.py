@@ -1,7 +1,6 @@
 """A turn: the code that repeats, what is known of it before its abstract run, and what the run reads of it."""
 
 import ast
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -51,10 +50,6 @@ class FileFacts:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.calls: dict[ast.AST, SourceCall] = {call.node: call for call in module.calls}
-        self.by_function: dict[SourceFunction | None, list[SourceCall]] = defaultdict(list)
-        for call in module.calls:
-            self.by_function[call.context.function].append(call)
         # kept for this file: several turns ask the same of the same code
         self.stores, self.indexed, self.locals = cache(stored_attributes), cache(indexed_paths), cache(local_names)
 
@@ -81,7 +76,7 @@ class FileFacts:
         known = {*self.module.aliases, *(function.name for function in self.module.functions)}
         return {
             function
-            for function, calls in self.by_function.items()
+            for function, calls in self.module.calls_by_function.items()
             if function is not None
             and any(call.attr in HEAVY and names_in(call.node) <= parameters(function.node) | known for call in calls)
         }
@@ -98,7 +93,7 @@ class FileFacts:
             function = pending.pop()
             if function not in found:
                 found.add(function)
-                pending += [callee for call in self.by_function[function] for callee in call.callees]
+                pending += [callee for call in self.module.calls_by_function[function] for callee in call.callees]
         return found
 
 
@@ -117,13 +112,14 @@ class Turn:
         self.stepwise = loop is None or loop.steps
         """Whether turns are steps of training or inference."""
         function = loop.function if loop is not None else self.step
-        inside = [call for call in facts.by_function[function] if loop is None or loop in call.context.loops()]
+        calls = self.module.calls_by_function
+        inside = [call for call in calls[function] if loop is None or loop in call.context.loops()]
         reached = facts.reached(inside)
         self._bodies: list[ast.AST] = [source.node, *(function.node for function in reached)]
         self.stored = facts.stores(source.node).union(
             *(facts.stores(function.node) for function in reached if function.name != "__init__")
         )
-        everything = [*inside, *(call for function in reached for call in facts.by_function[function])]
+        everything = [*inside, *(call for function in reached for call in calls[function])]
         self.trains = loop is None or any(
             call.attr in ("backward", "step", "load_state_dict", "train", "manual_backward") for call in everything
         )

@@ -220,7 +220,7 @@ class Expressions(ABC):
     # -- calls ---------------------------------------------------------------------------------
 
     def _call(self, node: ast.Call) -> Reading:
-        call = self.turn.facts.calls.get(node)
+        call = self.turn.module.calls_by_node.get(node)
         func = node.func
         parts = self._parts(item.value if isinstance(item, ast.Starred) else item for item in node.args)
         parts += self._parts(item.value for item in node.keywords)

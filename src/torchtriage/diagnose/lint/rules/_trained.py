@@ -39,7 +39,6 @@ class Trained:
     parts: dict[str, set[str]]
     roots: frozenset[str]
     around: frozenset[str]
-    calls: dict[ast.expr, SourceCall]
 
     def leaves_out(self, call: SourceCall) -> bool:
         """Return whether a model is run whose weights no optimizer has, on inputs that nothing trains."""
@@ -105,7 +104,7 @@ class Trained:
             return self.module.value(part).of == "parameter"
         if isinstance(part, ast.Name):
             return self.module.value(part).grad and self._comes_trained(part.id, function, depth)
-        call = self.calls.get(part) if isinstance(part, ast.Call) else None
+        call = self.module.calls_by_node.get(part)
         if call is None or not call.value.grad:
             return False
         if call.receiver.kind == "module":
@@ -161,10 +160,9 @@ def trained_modules(module: Module) -> Trained | None:
     if not names:
         return None
     partly = {of: attributes for of, attributes in parts.items() if of not in whole}
-    calls: dict[ast.expr, SourceCall] = {call.node: call for call in module.calls}
     # several parts of a model from elsewhere may be all of it
     single = {root for root, attributes in roots.items() if len(attributes) == 1} - names - {"self"}
-    return Trained(module, frozenset(names), partly, frozenset(single), frozenset(around - {"self"}), calls)
+    return Trained(module, frozenset(names), partly, frozenset(single), frozenset(around - {"self"}))
 
 
 def _owners(

@@ -70,9 +70,8 @@ def _by_hand(module: Module, function: SourceFunction) -> Iterator[Hit]:
 
 def _in_order(module: Module, function: SourceFunction, depth: int) -> Iterator[SourceCall]:
     """Yield the calls of a function in order, those of what it calls in their place."""
-    own = [call for call in module.calls if call.context.function is function]
-    own.sort(key=lambda call: (call.node.end_lineno or 0, call.node.end_col_offset or 0))
-    for call in own:
+    own = module.calls_by_function[function]
+    for call in sorted(own, key=lambda call: (call.node.end_lineno or 0, call.node.end_col_offset or 0)):
         if call.callees and depth:
             yield from _in_order(module, call.callees[0], depth - 1)
         else:

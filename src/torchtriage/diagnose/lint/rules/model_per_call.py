@@ -46,8 +46,8 @@ def _load(module: Module, function: SourceFunction, depth: int) -> SourceCall | 
     """Return the call that reads weights in a function or below it, None where they are kept."""
     if depth > _DEPTH or _KEEPS.search(module.text_of(function)) or any(map(_KEEPS.search, function.decorators)):
         return None
-    for call in module.calls:
-        if call.context.function is not function or call.context.rare:
+    for call in module.calls_by_function[function]:
+        if call.context.rare:
             continue
         branch = module.around(call.node, ast.If)
         if branch is not None and _LACKS.search(text_of(branch.test)):

@@ -103,8 +103,8 @@ def _is_same(module: Module, first: SourceCall, second: SourceCall) -> bool:
                 return False
             if assign.target in names:
                 return False
-    for call in module.calls:
-        if call.context.function is function and begin < call.node.lineno < end and call.attr in _CHANGES:
+    for call in module.calls_by_function[function]:
+        if begin < call.node.lineno < end and call.attr in _CHANGES:
             return False
     for test in ast.walk(module.body(function)):
         if isinstance(test, ast.If) and _parts(test, first, second):

@@ -101,10 +101,8 @@ def _operands(module: Module, node: ast.BinOp | ast.Call) -> list[ast.expr]:
     func = node.func
     if isinstance(func, ast.Attribute) and func.attr in _PRODUCTS:
         return node.args[:2] if module.name_of(func).startswith("torch.") else [func.value, *node.args[:1]]
-    linear = "one_hot(" in module.text and any(
-        call.node is node and call.receiver.of.endswith("nn.Linear") for call in module.calls
-    )
-    return node.args[:1] if linear else []
+    call = module.calls_by_node.get(node) if "one_hot(" in module.text else None
+    return node.args[:1] if call is not None and call.receiver.of.endswith("nn.Linear") else []
 
 
 def _covariance(module: Module, node: ast.BinOp | ast.Call) -> list[ast.expr]:

@@ -127,7 +127,7 @@ class Flow:
 
     def call(self, node: ast.Call) -> SourceCall | None:
         """Return what is known of a call by its syntax."""
-        return self.facts.calls.get(node)
+        return self.module.calls_by_node.get(node)
 
     def changes(self, nodes: Iterable[ast.AST]) -> set[str]:
         """Return what code writes, functions of the file that it calls with it included."""

@@ -123,6 +123,13 @@ def path_of(node: ast.expr) -> str:
     return ".".join((node.id, *reversed(parts))) if parts else node.id
 
 
+def root_of(node: ast.expr) -> ast.expr:
+    """Return what calls, attributes and entries begin with: ``x`` of ``x.f(y)[0].z``."""
+    while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node
+
+
 def is_self(node: ast.expr) -> bool:
     """Return whether an expression is ``self``."""
     return isinstance(node, ast.Name) and node.id == "self"

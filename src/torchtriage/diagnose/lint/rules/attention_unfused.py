@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, literal, text_of, unpacks
-from torchtriage.diagnose.lint.syntax import is_self, path_of
+from torchtriage.diagnose.lint.syntax import is_self, path_of, root_of
 
 RULE = Rule("KRN025", "attention-unfused", "kernel", "Attention written out as single operators", "medium")
 
@@ -169,12 +169,6 @@ class _Function:
         if _WEIGHTS in stages:
             self.hit = self.hit or node
             return _NOTHING
-        own = any(_is_own(operand) for operand in operands)
+        # a parameter of the module, as it is or transposed
+        own = any(is_self(root_of(operand)) for operand in operands)
         return _SCORES if len(operands) == 2 and not own else _NOTHING
-
-
-def _is_own(node: ast.expr) -> bool:
-    """Return whether an operand is a parameter of the module, as it is or transposed."""
-    while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return is_self(node)

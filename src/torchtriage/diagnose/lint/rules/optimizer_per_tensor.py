@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from torchtriage.core import fixes
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword, literal, names_in
-from torchtriage.diagnose.lint.syntax import attributes_in, holds, walk
+from torchtriage.diagnose.lint.syntax import attributes_in, holds, path_of, root_of
 
 RULE = Rule("LCH016", "optimizer-per-tensor", "launch", "Parameters are updated one by one", "medium", over=("OPT040",))
 
@@ -103,14 +103,14 @@ def _updates(module: Module, loop: SourceLoop) -> bool:
     if function is not None and "_foreach_" in module.text_of(function):
         return False  # the way out for what the fast path cannot do
     for node in ast.walk(loop.node):
-        if isinstance(node, ast.AugAssign) and _root(node.target) in loop.targets:
+        if isinstance(node, ast.AugAssign) and path_of(root_of(node.target)) in loop.targets:
             if "grad" not in attributes_in(node.target):
                 return True
         elif (isinstance(node, ast.Assign) and _averages(node, loop)) or (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and _UPDATES.search(node.func.attr)
-            and _root(node.func.value) in loop.targets
+            and path_of(root_of(node.func.value)) in loop.targets
             and "grad" not in attributes_in(node.func.value)
         ):
             return True
@@ -133,30 +133,14 @@ def _over_params(module: Module, loop: SourceLoop) -> bool:
     if loop.iterates.kind == "params" or "state_dict" in attributes_in(node):
         return True
     function = module.loop_contexts[loop].function
-    known = function is not None and "state_dict" in module.text_of(function)
-    if function is not None and known and names_in(node) & _state_dicts(function.node):
+    if function is not None and any(
+        assign.how == "=" and assign.context.function is function and "state_dict" in attributes_in(assign.expression)
+        for name in names_in(node)
+        for assign in module.assigns_to(name)
+    ):
         return True
     if isinstance(node, ast.Call) and module.name_of(node.func) == "zip":
         return any(module.value(arg).kind == "params" for arg in node.args)
     if isinstance(node, ast.Subscript):
         return literal(node.slice) == "params"
     return False
-
-
-def _state_dicts(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    """Return the names that a function gives to state dicts, several at once, too."""
-    found = set()
-    for node in walk(function):
-        if isinstance(node, ast.Assign):
-            target, value = node.targets[0], node.value
-            pairs = [(target, value)]
-            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-                pairs = list(zip(target.elts, value.elts, strict=False))
-            found |= {to.id for to, made in pairs if isinstance(to, ast.Name) and "state_dict" in attributes_in(made)}
-    return found
-
-
-def _root(node: ast.expr) -> str | None:
-    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else None

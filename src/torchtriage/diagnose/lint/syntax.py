@@ -123,6 +123,11 @@ def path_of(node: ast.expr) -> str:
     return ".".join((node.id, *reversed(parts))) if parts else node.id
 
 
+def method_of(node: ast.AST | None) -> str:
+    """Return the name of the method that an expression calls, empty for anything else."""
+    return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+
+
 def root_of(node: ast.expr) -> ast.expr:
     """Return what calls, attributes and entries begin with: ``x`` of ``x.f(y)[0].z``."""
     while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):

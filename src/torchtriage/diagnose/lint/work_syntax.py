@@ -3,7 +3,7 @@
 import ast
 import re
 
-from torchtriage.diagnose.lint.syntax import literal, names_in, path_of, walk
+from torchtriage.diagnose.lint.syntax import literal, method_of, names_in, path_of, walk
 from torchtriage.diagnose.lint.work_words import MUTATORS
 
 Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
@@ -21,7 +21,7 @@ def is_outer(node: ast.BinOp) -> bool:
 
     def widened(side: ast.expr) -> bool:
         if isinstance(side, ast.Call):
-            return isinstance(side.func, ast.Attribute) and side.func.attr == "unsqueeze"
+            return method_of(side) == "unsqueeze"
         parts = side.slice.elts if isinstance(side, ast.Subscript) and isinstance(side.slice, ast.Tuple) else []
         parts = [side.slice] if isinstance(side, ast.Subscript) and not parts else parts
         return any(literal(part) is None for part in parts)

@@ -3,7 +3,7 @@
 import ast
 
 from torchtriage.diagnose.lint.base import Assign, Module, literal, names_in, text_of
-from torchtriage.diagnose.lint.syntax import indices
+from torchtriage.diagnose.lint.syntax import indices, method_of
 
 JOINS = frozenset(
     [
@@ -36,7 +36,7 @@ def _choices(node: ast.expr) -> list[ast.Call]:
 
 def grows(module: Module, node: ast.Call, target: str) -> bool:
     """Return whether a call joins the target and something else."""
-    last = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    last = method_of(node)
     if last and last not in _LAST:
         return False  # most calls
     if module.name_of(node.func) not in JOINS or not node.args:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchtriage.diagnose.lint.base import Module, SourceCall, SourceFunction, literal, text_of
-from torchtriage.diagnose.lint.syntax import argument, arguments, is_self, names_in, path_of
+from torchtriage.diagnose.lint.syntax import argument, arguments, is_self, method_of, names_in, path_of
 
 GRADIENTS = re.compile(
     r"backward|autograd\.grad|\bgrad\(|requires_grad|enable_grad|set_grad_enabled|\.grad\b|jacobian|vjp"
@@ -200,7 +200,7 @@ def _chosen(module: Module, around: ast.AST, call: ast.Call) -> ast.Attribute | 
         said: object = ...
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In):
             said = literal(node.left)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
+        elif isinstance(node, ast.Call) and method_of(node) == "startswith":
             said = literal(node.args[0] if node.args else None)
         if isinstance(said, str) and said.partition(".")[0] in known.attributes:
             return ast.Attribute(call.func.value, said.partition(".")[0], ast.Load())

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, text_of, unpacks
 from torchtriage.diagnose.lint.facts import SourceFunction
 from torchtriage.diagnose.lint.samples import samples_of
-from torchtriage.diagnose.lint.syntax import indices
+from torchtriage.diagnose.lint.syntax import indices, method_of
 from torchtriage.diagnose.lint.work_syntax import Comprehension
 
 RULE = Rule("DAT105", "all-read-for-part", "data", "A whole file is read for part of it", "medium", over=("DAT103",))
@@ -139,7 +139,7 @@ def _whole(module: Module, node: ast.expr) -> bool:
         return isinstance(inner, ast.Attribute) and inner.attr in _LISTINGS and not re.search(r"^(info|meta)", name)
     if name in _ARRAYS:
         return keyword(node, "mmap_mode") is None and keyword(node, "mmap") is None
-    return isinstance(node.func, ast.Attribute) and node.func.attr in ("readlines", "get_fdata")
+    return method_of(node) in ("readlines", "get_fdata")
 
 
 def _named(module: Module, function: SourceFunction) -> dict[str, ast.expr]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from torchtriage.core import fixes
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceLoop, keyword, literal, logging_calls
+from torchtriage.diagnose.lint.syntax import method_of
 
 RULE = Rule(
     "OPT041", "clip-grad-cost", "optim", "Gradient clipping loops or waits", "medium", over=("SYN001", "LCH016")
@@ -61,11 +62,6 @@ def find(module: Module) -> Iterator[Hit]:
 def _uses(loop: SourceLoop, methods: tuple[str, ...]) -> ast.Call | None:
     """Return where one of these methods is called on, or given, a gradient."""
     for node in ast.walk(loop.node):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in methods
-            and ".grad" in ast.unparse(node)
-        ):
+        if isinstance(node, ast.Call) and method_of(node) in methods and ".grad" in ast.unparse(node):
             return node
     return None

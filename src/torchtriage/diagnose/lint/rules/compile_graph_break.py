@@ -11,10 +11,10 @@ Quiet when: the condition is on shapes, types or Python flags, or behind
 Source: PyTorch documentation, "torch.compile: working with graph breaks".
 """
 
-import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, compiled, logging_calls, reads, text_of
+from torchtriage.diagnose.lint.syntax import method_of
 from torchtriage.diagnose.lint.torch_names import REDUCTIONS, words
 
 RULE = Rule(
@@ -61,9 +61,8 @@ def find(module: Module) -> Iterator[Hit]:
         inner = call.node.args[0] if len(call.node.args) == 1 else None
         if (
             _runs(call.context)
-            and isinstance(inner, ast.Call)
-            and isinstance(inner.func, ast.Attribute)
-            and inner.func.attr in REDUCTIONS
+            and inner is not None
+            and method_of(inner) in REDUCTIONS
             and module.value(inner).kind == "unknown"
         ):
             yield Hit(call.node, f"{call.attr}() breaks the graph: {text_of(call.node)}", call.attr)

@@ -28,7 +28,7 @@ from torchtriage.diagnose.lint.base import (
     text_of,
 )
 from torchtriage.diagnose.lint.rules._growth import grown_by, takes_prefix
-from torchtriage.diagnose.lint.syntax import indices, path_of, stored_names, walk
+from torchtriage.diagnose.lint.syntax import indices, method_of, path_of, stored_names, walk
 from torchtriage.diagnose.lint.torch_names import REDUCTIONS, words
 from torchtriage.diagnose.lint.work_words import PURE_METHODS
 
@@ -223,7 +223,7 @@ class _Prefixes:
                 self.prefixes |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
 
     def _reduces(self, node: ast.Call) -> bool:
-        last = path_of(node.func).rpartition(".")[2] if not isinstance(node.func, ast.Attribute) else node.func.attr
+        last = method_of(node) or path_of(node.func)
         if last not in REDUCTIONS and last not in _ORDERS:
             return False
         if isinstance(node.func, ast.Attribute) and self._is_prefix(node.func.value):
@@ -257,7 +257,7 @@ class _Prefixes:
             return True
         if isinstance(node.func, ast.Name):
             return node.func.id in ("abs", "sum", "max", "min", "float", "len", "sorted")
-        return isinstance(node.func, ast.Attribute) and node.func.attr in PURE_METHODS
+        return method_of(node) in PURE_METHODS
 
 
 def _chains(module: Module) -> Iterator[Hit]:

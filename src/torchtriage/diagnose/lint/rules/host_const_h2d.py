@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from torchtriage.core import fixes
 from torchtriage.diagnose.lint.base import Hit, Module, Rule, SourceCall, compiled, keyword, literal, text_of
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import method_of, path_of
 
 RULE = Rule(
     "SYN005", "host-const-h2d", "sync", "Small tensors built on the host and copied each step", "medium", device=True
@@ -64,7 +64,7 @@ def _is_size_of(module: Module, node: ast.expr) -> bool:
             and not isinstance(node.slice, ast.Slice)
         )
     return isinstance(node, ast.Call) and (
-        (isinstance(node.func, ast.Attribute) and node.func.attr == "size" and len(node.args) == 1)
+        (method_of(node) == "size" and len(node.args) == 1)
         or (module.name_of(node.func) == "len" and module.value(node.args[0]).kind == "tensor")
     )
 

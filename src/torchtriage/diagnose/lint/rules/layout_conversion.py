@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceFunction, keyword, literal, text_of
+from torchtriage.diagnose.lint.syntax import method_of
 
 RULE = Rule("CPY011", "layout-conversion", "copy", "The memory layout goes back and forth", "low")
 
@@ -49,7 +50,7 @@ def _way(module: Module, call: SourceCall) -> str:
     if call.attr == "to" or call.node.args:
         return ""
     inner = call.owner
-    if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr == "permute":
+    if isinstance(inner, ast.Call) and method_of(inner) == "permute":
         order = tuple(literal(arg) for arg in inner.args)
         return "last" if order == _TO_LAST else "first" if order == _TO_FIRST else ""
     if isinstance(inner, ast.Name):

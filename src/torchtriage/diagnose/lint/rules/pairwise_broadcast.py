@@ -14,7 +14,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of
-from torchtriage.diagnose.lint.syntax import argument, indices, whole_number
+from torchtriage.diagnose.lint.syntax import argument, indices, method_of, whole_number
 
 RULE = Rule("KRN102", "pairwise-broadcast", "kernel", "Pairwise distances build a tensor of all differences", "low")
 
@@ -102,7 +102,7 @@ def _reads(body: ast.AST, name: str) -> int:
 
 def _new_axes(node: ast.expr) -> tuple[int, ...]:
     """Return where a dimension is put in: ``x[:, None]``, ``x.unsqueeze(1)``; negative numbers stay so."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unsqueeze":
+    if isinstance(node, ast.Call) and method_of(node) == "unsqueeze":
         number = whole_number(argument(node, "dim", 0))
         return (number,) if number is not None else ()
     if isinstance(node, ast.Subscript):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceLoop, literal, names_in, text_of
 from torchtriage.diagnose.lint.rules._turns import counted_by
-from torchtriage.diagnose.lint.syntax import attributes_in, indices, path_of
+from torchtriage.diagnose.lint.syntax import attributes_in, indices, method_of, path_of
 
 RULE = Rule(
     "HST020", "python-bound", "host", "Python computes element by element in every step", "medium", over=("LCH108",)
@@ -40,9 +40,7 @@ def find(module: Module) -> Iterator[Hit]:
     rows = {
         assign.target
         for assign in module.assigns
-        if isinstance(assign.expression, ast.Call)
-        and isinstance(assign.expression.func, ast.Attribute)
-        and (assign.expression.func.attr == "tolist" or assign.value.readback is not None)
+        if (method := method_of(assign.expression)) and (method == "tolist" or assign.value.readback is not None)
     }
     yield from _singles(module, rows)
     inner = [
@@ -171,12 +169,10 @@ def _data(module: Module, target: ast.expr, node: ast.expr, rows: set[str]) -> s
             return {name for item, part in pairs for name in _data(module, item, part, rows)}
         if name in ("tqdm", "list", "reversed"):
             return _data(module, target, node.args[0], rows)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _NO_ELEMENTS:
+    if method_of(node) in _NO_ELEMENTS:
         return set()
-    listed = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "tolist"
-    if listed or path_of(node) in rows or module.value(node).kind in ("tensor", "numpy"):
-        return names_in(target)
-    return set()
+    listed = method_of(node) == "tolist" or path_of(node) in rows
+    return names_in(target) if listed or module.value(node).kind in ("tensor", "numpy") else set()
 
 
 def _takes_numbers(module: Module, loop: SourceLoop) -> bool:
@@ -342,10 +338,7 @@ def _takes_number(module: Module, node: ast.AST, counters: set[str]) -> bool:
 def _picks_pixels(outer: SourceLoop, inner: SourceLoop) -> bool:
     """Return whether the inner loop reads or writes an image pixel by pixel."""
     return not inner.comprehension and any(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("getpixel", "putpixel")
-        and bool(names_in(node) & outer.targets)
+        method_of(node) in ("getpixel", "putpixel") and bool(names_in(node) & outer.targets)
         for node in ast.walk(inner.node)
     )
 
@@ -357,9 +350,7 @@ def _rows_of(loop: SourceLoop, rows: set[str]) -> bool:
     node = loop.node.iter
     while isinstance(node, ast.Call) and node.args and path_of(node.func) in _COUNTED:
         node = node.args[-1] if path_of(node.func) == "range" else node.args[0]
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute) and node.func.attr == "tolist"
-    return isinstance(node, ast.Name) and node.id in rows
+    return method_of(node) == "tolist" or (isinstance(node, ast.Name) and node.id in rows)
 
 
 _COUNTED = ("enumerate", "range", "len", "zip", "reversed", "sorted")

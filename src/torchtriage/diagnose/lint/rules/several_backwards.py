@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, keyword, literal, text_of
-from torchtriage.diagnose.lint.syntax import attributes_in
+from torchtriage.diagnose.lint.syntax import attributes_in, method_of
 from torchtriage.diagnose.lint.torch_names import words
 
 RULE = Rule("OPT102", "several-backwards", "optim", "Each loss runs its own backward pass", "medium", over=("MEM029",))
@@ -62,7 +62,7 @@ def _next(module: Module, call: SourceCall) -> SourceCall | None:
             continue
         if not seen:
             continue
-        attrs = [item.func.attr for item in inside if isinstance(item.func, ast.Attribute)]
+        attrs = [method_of(item) for item in inside]
         if "backward" in attrs:
             return next(other for other in module.sent("backward") if any(item is other.node for item in inside))
         if any(attr in _BETWEEN for attr in attrs) or attributes_in(statement) & {"grad", "requires_grad"}:

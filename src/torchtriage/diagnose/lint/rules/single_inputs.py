@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceFunction, SourceLoop, text_of
-from torchtriage.diagnose.lint.syntax import arguments, given_names, keyword, literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import arguments, given_names, keyword, literal, method_of, names_in, path_of
 
 RULE = Rule("LCH107", "single-inputs", "launch", "A model runs on a list of inputs one by one", "medium")
 
@@ -78,11 +78,7 @@ def _is_applied(module: Module, node: ast.Call) -> bool:
     if isinstance(outer, ast.FunctionDef):
         users = [item for item in module.names(outer.name, module.scope(outer)) if isinstance(item.ctx, ast.Load)]
         around = module.parents.get(users[0]) if len(users) == 1 else None
-    return (
-        isinstance(around, ast.Call)
-        and isinstance(around.func, ast.Attribute)
-        and around.func.attr in _APPLIES - {"map"}
-    )
+    return method_of(around) in _APPLIES - {"map"}
 
 
 def _items(module: Module, call: SourceCall) -> SourceLoop | None:

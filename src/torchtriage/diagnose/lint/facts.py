@@ -155,8 +155,7 @@ class SourceLoop:
     """
 
     node: ast.For | ast.AsyncFor | ast.While | ast.comprehension
-    outer: SourceLoop | None
-    function: SourceFunction | None
+    context: Context
     iterates: Value = UNKNOWN
     over: str = ""
     targets: frozenset[str] = frozenset()
@@ -173,6 +172,16 @@ class SourceLoop:
     assigned: dict[str, int] = field(default_factory=dict)
     cleared: set[str] = field(default_factory=set)
     n_constant: int | None = None
+
+    @property
+    def outer(self) -> SourceLoop | None:
+        """The loop around it in its function."""
+        return self.context.loop
+
+    @property
+    def function(self) -> SourceFunction | None:
+        """The function that it stands in."""
+        return self.context.function
 
     @property
     def comprehension(self) -> bool:
@@ -407,7 +416,6 @@ class Module:
     searches: list[Test] = field(default_factory=list)
     assigns: list[Assign] = field(default_factory=list)
     loops: list[SourceLoop] = field(default_factory=list)
-    loop_contexts: dict[SourceLoop, Context] = field(default_factory=dict)
     withs: list[tuple[ast.withitem, SourceCall, Context, ast.With | ast.AsyncWith]] = field(default_factory=list)
     environ: list[tuple[ast.stmt | ast.Call, str, ast.expr, Context]] = field(default_factory=list)
     functions: list[SourceFunction] = field(default_factory=list)

@@ -50,7 +50,7 @@ def find(module: Module) -> Iterator[Hit]:
         if not isinstance(loop.node, ast.comprehension):
             continue
         copies = text_of(module.elements.get(loop.node, loop.node.iter), 200)
-        if module.loop_contexts[loop].hot and ".state_dict()" in text_of(loop.node.iter) and _COPIES.search(copies):
+        if loop.context.hot and ".state_dict()" in text_of(loop.node.iter) and _COPIES.search(copies):
             yield Hit(loop.node.iter, f"every step copies the whole state: {text_of(loop.node.iter)}", severity="low")
     for call in module.called("copy.deepcopy"):
         given = call.arguments[0] if call.arguments else None

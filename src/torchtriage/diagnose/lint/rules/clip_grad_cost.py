@@ -46,8 +46,7 @@ def find(module: Module) -> Iterator[Hit]:
     for loop in module.loops:
         if loop.iterates.kind != "params" or not isinstance(loop.node, ast.For):
             continue
-        context = module.loop_contexts[loop]
-        if not (context.hot or context.function is not None) or context.rare:
+        if not (loop.context.hot or loop.function is not None) or loop.context.rare:
             continue
         if any(logging_call.context.loop is loop for logging_call in logging_calls(module)):
             continue  # looked at, not clipped: its reads are found where they are

@@ -37,7 +37,7 @@ def find(module: Module) -> Iterator[Hit]:
     passes = {loop.function for loop in module.loops if _evaluates(loop)} - {None}
     for loop in module.loops:
         outer = loop.outer
-        if _evaluates(loop) and outer is not None and _is_training(outer) and not module.loop_contexts[loop].rare:
+        if _evaluates(loop) and outer is not None and _is_training(outer) and not loop.context.rare:
             yield Hit(loop.place, "all of this is gone through in every step of training")
     for call in module.calls:
         around = call.context.step_loop

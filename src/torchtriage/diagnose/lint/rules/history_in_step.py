@@ -125,10 +125,9 @@ def _is_shared(module: Module, assign: Assign) -> bool:
 def _whole(module: Module, grown: Grown) -> Iterator[Hit]:
     """Yield loops over, and functions that are given, everything so far."""
     for loop in module.loops:
-        context = module.loop_contexts[loop]
-        if not context.hot or loop.steps or isinstance(loop.node, ast.While):
+        if not loop.context.hot or loop.steps or isinstance(loop.node, ast.While):
             continue
-        if _beside(loop.node.iter, context, grown):
+        if _beside(loop.node.iter, loop.context, grown):
             yield Hit(loop.place, f"this goes over everything so far: {text_of(loop.node.iter)}")
     for call in module.calls:
         if not call.context.hot or call.name in _OVER or call.attr in _CHEAP:
@@ -195,9 +194,8 @@ def _prefixes(module: Module) -> Iterator[Hit]:
             continue
         if not isinstance(node.iter, ast.Call) or path_of(node.iter.func) != "range":
             continue
-        context = module.loop_contexts[loop]
         setting_up = loop.function is not None and loop.function.name == "__init__"
-        if setting_up or not (module.is_program or context.hot or loop.steps):
+        if setting_up or not (module.is_program or loop.context.hot or loop.steps):
             continue
         if re.search(rf":\s*{node.target.id}\b", module.text):
             yield from _Prefixes(module, node, node.target.id).hits()

@@ -55,8 +55,7 @@ def _searched(module: Module, node: ast.expr, context: Context) -> bool:
     if loop is None or (loop.n_constant is not None and loop.n_constant < MIN_TURNS):
         again = context.hot
     else:
-        outside = module.loop_contexts[loop]
-        again = module.repeats(outside) or (not loop.comprehension and module.repeats(context))
+        again = module.repeats(loop.context) or (not loop.comprehension and module.repeats(context))
     if not again and not loads:
         return False
     if isinstance(node, ast.Subscript):
@@ -189,7 +188,7 @@ def _deques(module: Module) -> Iterator[Hit]:
         if path in paths and module.repeats(call.context):
             yield Hit(call.node, f"a deque is walked through to each place: {text_of(call.node)}", call.attr)
     for loop in module.loops:
-        if isinstance(loop.node, ast.While) or not module.repeats(module.loop_contexts[loop]) or loop.over in paths:
+        if isinstance(loop.node, ast.While) or not module.repeats(loop.context) or loop.over in paths:
             continue
         for node in module.nodes(loop):
             if isinstance(node, ast.Subscript) and path_of(node.value) in paths and path_of(node.slice) in loop.targets:

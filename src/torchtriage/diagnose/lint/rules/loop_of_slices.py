@@ -39,8 +39,7 @@ _FEW_BY_NAME = re.compile(
 def find(module: Module) -> Iterator[Hit]:
     """Yield loops whose turns each compute with one slice of a tensor, and need none of the others."""
     for loop in module.loops:
-        context = module.loop_contexts[loop]
-        if isinstance(loop.node, ast.While) or not loop.targets or not _may_repeat(module, context):
+        if isinstance(loop.node, ast.While) or not loop.targets or not _may_repeat(module, loop.context):
             continue
         if (loop.n_constant is not None and loop.n_constant < _FEW) or loop.trains or loop.over_loader or loop.times:
             continue

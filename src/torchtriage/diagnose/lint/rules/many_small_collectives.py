@@ -42,11 +42,10 @@ def find(module: Module) -> Iterator[Hit]:
         loop = call.context.loop
         if loop is None or call.context.rare or loop.steps or isinstance(loop.node, ast.While):
             continue
-        outer = module.loop_contexts[loop]
         of_parameters = loop.iterates.kind == "params" or _PARAMETERS.search(text_of(loop.node.iter, 200)) is not None
-        if of_parameters and (module.repeats(outer) or (call.node.args and _of_gradient(call.node.args[0]))):
+        if of_parameters and (module.repeats(loop.context) or (call.node.args and _of_gradient(call.node.args[0]))):
             yield Hit(call.node, f"one {call.attr}() for each parameter", call.attr)
-        elif outer.hot and not of_parameters and call.node.args and names_in(call.node) & loop.targets:
+        elif loop.context.hot and not of_parameters and call.node.args and names_in(call.node) & loop.targets:
             yield Hit(call.node, f"one {call.attr}() for each of these in every step", call.attr, severity="low")
 
 

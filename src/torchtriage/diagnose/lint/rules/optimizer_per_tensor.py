@@ -58,7 +58,7 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _penalty(module: Module, loop: SourceLoop) -> ast.expr | ast.stmt | None:
     """Return where a loss gets a term of each parameter, which the graph then holds."""
-    if loop.iterates.kind != "params" or not module.loop_contexts[loop].hot or isinstance(loop.node, ast.While):
+    if loop.iterates.kind != "params" or not loop.context.hot or isinstance(loop.node, ast.While):
         return None
     if isinstance(loop.node, ast.comprehension):
         element = module.elements.get(loop.node)
@@ -95,10 +95,9 @@ def _optimizer(call: SourceCall) -> Iterator[Hit]:
 def _updates(module: Module, loop: SourceLoop) -> bool:
     if not isinstance(loop.node, ast.For) or not _over_params(module, loop):
         return False
-    context = module.loop_contexts[loop]
-    function = context.function
+    function = loop.function
     stepping = function is not None and (_STEPPING.search(function.name) is not None or function.called_hot)
-    if not (context.hot or stepping) or context.rare:
+    if not (loop.context.hot or stepping) or loop.context.rare:
         return False
     if function is not None and "_foreach_" in module.text_of(function):
         return False  # the way out for what the fast path cannot do
@@ -132,7 +131,7 @@ def _over_params(module: Module, loop: SourceLoop) -> bool:
     node = loop.node.iter  # type: ignore[union-attr]
     if loop.iterates.kind == "params" or "state_dict" in attributes_in(node):
         return True
-    function = module.loop_contexts[loop].function
+    function = loop.function
     if function is not None and any(
         assign.how == "=" and assign.context.function is function and "state_dict" in attributes_in(assign.expression)
         for name in names_in(node)

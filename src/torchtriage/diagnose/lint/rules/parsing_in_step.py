@@ -83,7 +83,7 @@ def _beside(module: Module, calls: list[SourceCall]) -> Iterator[tuple[SourceCal
     """Yield the calls in loops that run again and again, with what these go over, and their targets."""
     for call in calls:
         loop = call.context.loop
-        if loop is not None and not isinstance(loop.node, ast.While) and module.repeats(module.loop_contexts[loop]):
+        if loop is not None and not isinstance(loop.node, ast.While) and module.repeats(loop.context):
             yield call, loop.node.iter, loop.targets
 
 

@@ -40,10 +40,9 @@ MIN_TURNS = 8
 def find(module: Module) -> Iterator[Hit]:
     """Yield loops over rows whose turns are independent and compute with torch."""
     for loop in module.loops:
-        context = module.loop_contexts[loop]
-        if context.seldom or not loop.targets:
+        if loop.context.seldom or not loop.targets:
             continue
-        if context.function is not None and context.function.name == "__init__":
+        if loop.function is not None and loop.function.name == "__init__":
             continue
         if loop.n_constant is not None and loop.n_constant < MIN_TURNS:
             continue
@@ -65,7 +64,7 @@ def _of_classes(module: Module, loop: SourceLoop) -> str:
     """Return what is done for each class or cluster on its own: ``x[labels == k]`` for each ``k``."""
     if not (module.is_program or module.alone) or isinstance(loop.node, ast.While):
         return ""
-    if not module.repeats(module.loop_contexts[loop]):
+    if not module.repeats(loop.context):
         return ""
     targets = _counted(module, loop)
     if not targets or loop.runs_module or any(callee.runs_module for callee in loop.calls):
@@ -104,7 +103,7 @@ def _counted(module: Module, loop: SourceLoop) -> set[str]:
 
 def _of_windows(module: Module, loop: SourceLoop) -> ast.expr | None:
     """Return what is cut into windows that overlap, one by one, and put together again: ``x[i : i + w]``."""
-    if not module.repeats(module.loop_contexts[loop]) or isinstance(loop.node, ast.While):
+    if not module.repeats(loop.context) or isinstance(loop.node, ast.While):
         return None
     if not isinstance(loop.node.iter, ast.Call) or module.name_of(loop.node.iter.func) != "range":
         return None
@@ -113,7 +112,7 @@ def _of_windows(module: Module, loop: SourceLoop) -> ast.expr | None:
     ]
     if not windows:
         return None
-    function = module.loop_contexts[loop].function
+    function = loop.function
     joined = [call for call in module.called(*_JOINS) if call.context.function is function and call.node.args]
     gathered = {
         assign.target
@@ -160,7 +159,7 @@ def _row(module: Module, loop: SourceLoop) -> ast.expr | None:
         return None
     if loop.iterates.kind == "tensor":
         value = loop.iterates
-        if not module.loop_contexts[loop].hot:
+        if not loop.context.hot:
             return None
         known = value.device > 0 and not (value.guess or value.data or value.of == OUTPUT)
         if not known or not isinstance(node.target, ast.Name):
@@ -197,7 +196,7 @@ def _entered(module: Module, loop: SourceLoop) -> str | None:
     made = loop.node.iter
     if not isinstance(made, ast.Call) or module.name_of(made.func) != "range":
         return None
-    if not module.repeats(module.loop_contexts[loop]):
+    if not module.repeats(loop.context):
         return None
     (counter,) = loop.targets
     for statement in loop.node.body:
@@ -283,7 +282,7 @@ def _ranged(module: Module, node: ast.expr, loop: SourceLoop) -> str | None:
         known = module.value(bound.args[0])
         # what comes out of a loader may be a list; once it was moved it is a tensor
         moved = known.device == DEVICE or ((known.device > 0 or module.is_program) and not known.data)
-        sure = module.repeats(module.loop_contexts[loop]) and known.kind == "tensor" and moved and not known.of
+        sure = module.repeats(loop.context) and known.kind == "tensor" and moved and not known.of
         return text_of(bound.args[0], 999) if sure else None
     return None
 

@@ -53,10 +53,8 @@ def find(module: Module) -> Iterator[Hit]:
     for loop in inner:
         outer = loop.outer
         assert outer is not None
-        context = module.loop_contexts[outer]
-        if outer in done or outer.steps or context.seldom:
-            continue
-        if not _repeats(context):
+        context = outer.context
+        if outer in done or outer.steps or context.seldom or not _repeats(context):
             continue
         if loop.function is not None and loop.function.compiled:
             continue
@@ -76,7 +74,7 @@ def _repeats(context: Context) -> bool:
 def _singles(module: Module, rows: set[str]) -> Iterator[Hit]:
     """Yield single loops that take numbers out of an array one by one, compute with them or count by them."""
     for loop in module.loops:
-        context = module.loop_contexts[loop]
+        context = loop.context
         if isinstance(loop.node, ast.While) or (loop.n_constant is not None and loop.n_constant < MIN_TURNS):
             continue
         in_step = _repeats(context)

@@ -41,8 +41,7 @@ def find(module: Module) -> Iterator[Hit]:
     if not {"torch", "numpy"} & {name.partition(".")[0] for name in module.aliases.values()}:
         return
     for loop in module.loops:
-        context = module.loop_contexts[loop]
-        if context.seldom:
+        if loop.context.seldom:
             continue
         if isinstance(loop.node, ast.While):
             if _suppresses(module, loop):
@@ -59,7 +58,7 @@ def _suppresses(module: Module, loop: SourceLoop) -> bool:
     left = names_in(loop.node.test)
     texts = [text_of(item, 400).lower() for item in loop.node.body]
     body = module.nodes(loop)
-    function = module.loop_contexts[loop].function
+    function = loop.function
     named = function is not None and _SUPPRESSES.search(function.name) is not None
     shrinks = any(
         isinstance(item, ast.Assign)

@@ -73,7 +73,7 @@ def _polls(module: Module, call: SourceCall) -> bool:
     loop = call.context.statement_loop
     if loop is None or not isinstance(loop.node, ast.While) or not module.is_program:
         return False
-    if not (module.repeats(module.loop_contexts[loop]) or _serves(module, loop)):
+    if not (module.repeats(loop.context) or _serves(module, loop)):
         return False
     conditions = [loop.node.test]
     for node in ast.walk(loop.node):

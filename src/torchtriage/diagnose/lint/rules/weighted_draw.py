@@ -102,7 +102,7 @@ def _again(module: Module, context: Context, weights: ast.expr, *, many: bool, d
     function, loop = context.function, context.loop
     if loop is not None:
         often = many and loop.steps
-        if not often and (loop.steps or loop.short or not _repeats(module, module.loop_contexts[loop])):
+        if not often and (loop.steps or loop.short or not _repeats(module, loop.context)):
             return False
         return not _changes(module, weights, loop, function)
     if function is None or context.rare or depth >= _DEPTH:

@@ -33,6 +33,5 @@ def find(module: Module) -> Iterator[Hit]:
         loop = call.context.loop
         if loop is None or loop.iterates.kind != "params" or "grad" not in attributes_in(call.node.func):
             continue
-        context = module.loop_contexts[loop]
-        if context.hot or context.function is not None:
+        if loop.context.hot or loop.function is not None:
             yield Hit(call.node, "gradients are filled with zeros one by one", "zero_")

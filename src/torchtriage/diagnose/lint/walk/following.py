@@ -39,10 +39,9 @@ def read_function(walker: Walker, function: SourceFunction, caller: Context | No
     scopes = walker.unread.pop(function, None)
     if scopes is None:
         return
-    saved = walker.scopes, walker.function, walker.context, walker.user
+    saved = walker.scopes, walker.context, walker.user
     local: Env = {}
     walker.scopes = [*scopes, local]
-    walker.function = function
     walker.user = None
     walker.context = Context(
         function=function,
@@ -53,7 +52,7 @@ def read_function(walker: Walker, function: SourceFunction, caller: Context | No
     bind_parameters(walker, function, local)
     walker.block(function.node.body)
     walker.depth -= 1
-    walker.scopes, walker.function, walker.context, walker.user = saved
+    walker.scopes, walker.context, walker.user = saved
 
 
 def callees(walker: Walker, call: SourceCall) -> tuple[SourceFunction, ...]:

@@ -19,9 +19,8 @@ def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.Genera
     walker.scopes.append({})
     for generator in node.generators:
         iterated = walker.eval(generator.iter)
-        loop = SourceLoop(generator, walker.context.loop, walker.function, iterated, path_of(generator.iter))
+        loop = SourceLoop(generator, walker.context, iterated, path_of(generator.iter))
         walker.module.loops.append(loop)
-        walker.module.loop_contexts[loop] = walker.context
         walker.context = walker.inside(loop=loop)
         _run_iterated(walker, iterated)
         _bind_targets(walker, generator.target, generator.iter, iterated, loop)
@@ -82,13 +81,12 @@ def _made_by(walker: Walker, value: Value) -> Value:
 
 def _for(walker: Walker, node: ast.For | ast.AsyncFor) -> None:
     iterated = walker.eval(node.iter)
-    loop = SourceLoop(node, walker.context.loop, walker.function, iterated, goes_over(node.iter))
+    loop = SourceLoop(node, walker.context, iterated, goes_over(node.iter))
     _enter(walker, loop, node)
 
 
 def _enter(walker: Walker, loop: SourceLoop, node: ast.For | ast.AsyncFor | ast.While) -> None:
     walker.module.loops.append(loop)
-    walker.module.loop_contexts[loop] = walker.context
     saved = walker.context
     walker.context = walker.inside(
         loop=loop,
@@ -107,8 +105,7 @@ def _enter(walker: Walker, loop: SourceLoop, node: ast.For | ast.AsyncFor | ast.
 
 
 def _while(walker: Walker, node: ast.While) -> None:
-    loop = SourceLoop(node, walker.context.loop, walker.function)
-    _enter(walker, loop, node)
+    _enter(walker, SourceLoop(node, walker.context), node)
 
 
 EXPRESSIONS: dict[type, ReadExpression] = {

@@ -110,7 +110,6 @@ class Walker:
         self.is_program = _is_program(tree) or _trains(text)
         self.depth = 0
         self.scopes: list[Env] = [{}]
-        self.function: SourceFunction | None = None
         self.context = Context()
         self.user: SourceCall | None = None
         self._expressions, self._statements = expressions, statements
@@ -185,6 +184,11 @@ class Walker:
         return self.function.events if self.function else self.module.module_events
 
     # -- names ---------------------------------------------------------------------------------
+
+    @property
+    def function(self) -> SourceFunction | None:
+        """The function that is read."""
+        return self.context.function
 
     @property
     def owner(self) -> Class | None:

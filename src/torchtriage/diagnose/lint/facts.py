@@ -219,7 +219,11 @@ class SourceLoop:
     @property
     def short(self) -> bool:
         """Whether it turns too seldom to be a loop of steps."""
-        return self.n_constant is not None and self.n_constant <= 2
+        return self.turns_below(3)
+
+    def turns_below(self, n: int) -> bool:
+        """Return whether it is known to turn fewer times than that."""
+        return self.n_constant is not None and self.n_constant < n
 
     def around(self) -> Iterator[SourceLoop]:
         """Yield the loops around it in its function, innermost first."""
@@ -272,9 +276,14 @@ class Context:
         return self.rare or self.aside
 
     @property
+    def loads(self) -> bool:
+        """Whether it runs for each sample of a data set, where a loader's workers run."""
+        return self.function is not None and self.function.loads
+
+    @property
     def hot(self) -> bool:
         """Whether it runs in every step, in the process that takes the steps."""
-        if self.seldom or (self.function is not None and self.function.loads):
+        if self.seldom or self.loads:
             return False
         return self.step_loop is not None or self.in_step_function
 
@@ -283,9 +292,8 @@ class Context:
         """How often it runs, where that is often: in every step, or in each call of what a library offers for steps."""
         if self.hot:
             return "in every step"
-        if self.seldom or self.function is None or self.function.loads or not self.function.offered:
-            return ""
-        return "in each call"
+        offered = self.function is not None and self.function.offered
+        return "in each call" if offered and not (self.seldom or self.loads) else ""
 
     @property
     def trains(self) -> bool:
@@ -297,7 +305,7 @@ class Context:
     @property
     def repeated(self) -> bool:
         """Whether it runs in every step, or in every turn of another loop: a round, a fold, an episode."""
-        if self.seldom or (self.function is not None and self.function.loads):
+        if self.seldom or self.loads:
             return False
         if self.step_loop is not None or self.in_step_function:
             return True
@@ -347,6 +355,11 @@ class SourceCall:
     stored: bool = False
     user: SourceCall | None = None
     callees: tuple[SourceFunction, ...] = ()
+
+    @property
+    def runs_module(self) -> bool:
+        """Whether it runs a model, or a layer, on tensors."""
+        return self.receiver.kind == "module" and self.value.kind == "tensor"
 
     @property
     def callee(self) -> SourceFunction | None:

@@ -48,15 +48,11 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _runs(module: Module, call: SourceCall) -> bool:
     """Return whether a call runs a model, itself or in a plain function of the file."""
-    if call.receiver.kind == "module" and call.value.kind == "tensor":
+    if call.runs_module:
         return True
     below = {
         callee
         for callee in call.callees
         if isinstance(callee.node, ast.FunctionDef) and not callee.is_generator and not _PREPARES.search(callee.name)
     }
-    return any(
-        inner.context.function in below and inner.receiver.kind == "module" and inner.value.kind == "tensor"
-        for inner in module.calls
-        if below
-    )
+    return any(inner.context.function in below and inner.runs_module for inner in module.calls if below)

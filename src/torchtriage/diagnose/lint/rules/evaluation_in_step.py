@@ -59,7 +59,7 @@ def _by_name(module: Module, passes: set[SourceFunction | None]) -> Iterator[Hit
             continue
         if passes.intersection(call.callees) or not _takes_batches(loop) or not _held_out(call, loop):
             continue
-        if call.value.kind == "tensor" and call.receiver.kind == "module":
+        if call.runs_module:
             yield Hit(
                 call.node, f"the whole set runs in every step: {text_of(call.node)}", "forward", severity="medium"
             )

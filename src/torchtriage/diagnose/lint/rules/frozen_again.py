@@ -58,7 +58,7 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _model(call: SourceCall) -> str:
     """Return the path of the model that a call runs, itself or in a function that it is given to."""
-    if call.receiver.kind == "module" and call.value.kind == "tensor":
+    if call.runs_module:
         return path_of(call.node.func).removesuffix(".forward")
     if any(callee.runs_module for callee in call.callees):
         return next((path for item in call.node.args if _FROZEN.search(path := path_of(item))), "")

@@ -50,8 +50,7 @@ def find(module: Module) -> Iterator[Hit]:
             or call.context.no_grad
             or call.context.rare
             or not (call.context.step_loop is not None or call.context.hot or (function and function.serves))
-            or call.receiver.kind != "module"
-            or call.value.kind != "tensor"
+            or not call.runs_module
             or call.receiver.of.endswith("Loss")
             or call.attr == "generate"
             or _repeats(call)
@@ -75,8 +74,7 @@ def _frozen(module: Module) -> Iterator[Hit]:
         path = module.name_of(call.node.func)
         function = call.context.function
         if (
-            call.receiver.kind != "module"
-            or call.value.kind != "tensor"
+            not call.runs_module
             or call.context.no_grad
             or not call.context.hot
             or (call.user is not None and call.user.attr == "detach" and module.is_program)
@@ -101,7 +99,7 @@ def _detached(module: Module) -> Iterator[Hit]:
         return
     for call in module.calls:
         function = call.context.function
-        if call.receiver.kind != "module" or call.value.kind != "tensor" or call.context.no_grad or call.context.rare:
+        if not call.runs_module or call.context.no_grad or call.context.rare:
             continue
         if _is_layer(call, function) or call.attr == "generate":
             continue

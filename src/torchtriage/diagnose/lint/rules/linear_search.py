@@ -51,8 +51,8 @@ def find(module: Module) -> Iterator[Hit]:
 def _searched(module: Module, node: ast.expr, context: Context) -> bool:
     """Return whether a long list is searched in a loop that does not make it."""
     loop = context.loop
-    loads = context.function is not None and context.function.loads and not context.rare  # for each sample
-    if loop is None or (loop.n_constant is not None and loop.n_constant < MIN_TURNS):
+    loads = context.loads and not context.rare
+    if loop is None or loop.turns_below(MIN_TURNS):
         again = context.hot
     else:
         again = module.repeats(loop.context) or (not loop.comprehension and module.repeats(context))

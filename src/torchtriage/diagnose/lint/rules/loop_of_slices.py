@@ -41,7 +41,7 @@ def find(module: Module) -> Iterator[Hit]:
     for loop in module.loops:
         if isinstance(loop.node, ast.While) or not loop.targets or not _may_repeat(module, loop.context):
             continue
-        if (loop.n_constant is not None and loop.n_constant < _FEW) or loop.trains or loop.over_loader or loop.times:
+        if loop.turns_below(_FEW) or loop.trains or loop.over_loader or loop.times:
             continue
         counters = _counters(loop)
         if not counters or _FEW_BY_NAME.search(text_of(loop.node.iter)) or any(map(_FEW_BY_NAME.search, counters)):

@@ -33,7 +33,7 @@ _OPTIONS = frozenset(["range", "enumerate", "zip", "tqdm", "trange", "len"])
 def find(module: Module) -> Iterator[Hit]:
     """Yield calls of models on single pieces of something that is there as a whole."""
     for call in module.calls:
-        if call.receiver.kind != "module" or call.value.kind != "tensor":
+        if not call.runs_module:
             continue
         loop = call.context.loop
         if loop is not None and module.repeats(call.context) and (module.is_program or _is_plain(call, loop)):
@@ -77,9 +77,7 @@ def _handed(module: Module, call: SourceCall) -> Iterator[Hit]:
 
 def _goes_over_whole(module: Module, loop: SourceLoop) -> bool:
     """Return whether a loop takes more than a few pieces of something that is there as a whole; not a step for each."""
-    if loop.times or loop.optimizes or (loop.n_constant is not None and loop.n_constant < 8):
-        return False
-    return _is_whole(module, loop)
+    return not (loop.times or loop.optimizes or loop.turns_below(8)) and _is_whole(module, loop)
 
 
 def _sources(module: Module, call: SourceCall, loop: SourceLoop | None) -> set[str]:

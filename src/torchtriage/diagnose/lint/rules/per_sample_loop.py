@@ -40,11 +40,9 @@ MIN_TURNS = 8
 def find(module: Module) -> Iterator[Hit]:
     """Yield loops over rows whose turns are independent and compute with torch."""
     for loop in module.loops:
-        if loop.context.seldom or not loop.targets:
+        if loop.context.seldom or not loop.targets or loop.turns_below(MIN_TURNS):
             continue
         if loop.function is not None and loop.function.name == "__init__":
-            continue
-        if loop.n_constant is not None and loop.n_constant < MIN_TURNS:
             continue
         if message := _of_classes(module, loop):
             yield Hit(loop.place, message, severity="low")

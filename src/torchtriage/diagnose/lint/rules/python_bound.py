@@ -15,7 +15,7 @@ Source: PyTorch performance tuning guide; NumPy documentation, "Broadcasting".
 import ast
 from collections.abc import Callable, Iterator
 
-from torchtriage.diagnose.lint.base import Context, Fix, Hit, Module, Rule, SourceLoop, literal, names_in, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceLoop, literal, names_in, text_of
 from torchtriage.diagnose.lint.rules._turns import counted_by
 from torchtriage.diagnose.lint.syntax import attributes_in, indices, method_of, path_of
 
@@ -54,7 +54,7 @@ def find(module: Module) -> Iterator[Hit]:
         outer = loop.outer
         assert outer is not None
         context = outer.context
-        if outer in done or outer.steps or context.seldom or not _repeats(context):
+        if outer in done or outer.steps or context.seldom or not (context.often or context.loads):
             continue
         if loop.function is not None and loop.function.compiled:
             continue
@@ -66,18 +66,13 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(loop.place, message, severity=None if context.hot else "low")
 
 
-def _repeats(context: Context) -> bool:
-    """Return whether code runs for each step, or for each sample of a data set."""
-    return bool(context.often) or (context.function is not None and context.function.loads and not context.rare)
-
-
 def _singles(module: Module, rows: set[str]) -> Iterator[Hit]:
     """Yield single loops that take numbers out of an array one by one, compute with them or count by them."""
     for loop in module.loops:
         context = loop.context
-        if isinstance(loop.node, ast.While) or (loop.n_constant is not None and loop.n_constant < MIN_TURNS):
+        if isinstance(loop.node, ast.While) or loop.turns_below(MIN_TURNS):
             continue
-        in_step = _repeats(context)
+        in_step = bool(context.often) or (context.loads and not context.rare)
         if not (in_step or module.repeats(context)) or (loop.steps and not loop.outer):
             continue
         own = module.is_program or module.alone
@@ -363,7 +358,7 @@ def _over(loop: SourceLoop) -> set[str]:
 
 def _counts(module: Module, loop: SourceLoop) -> bool:
     """Return whether a loop computes with numbers, itself or in a function of the file."""
-    if isinstance(loop.node, ast.While) or (loop.n_constant is not None and loop.n_constant < 8):
+    if isinstance(loop.node, ast.While) or loop.turns_below(8):
         return False
     for node in module.nodes(loop) if loop.comprehension else ast.walk(loop.node):
         if _is_arithmetic(node):

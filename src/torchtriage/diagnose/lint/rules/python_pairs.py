@@ -77,7 +77,7 @@ def _pair(module: Module, loop: SourceLoop) -> ast.Call | None:
     outer = loop.outer
     if outer is None or isinstance(outer.node, ast.While) or not loop.targets or not outer.targets:
         return None
-    if any(item.n_constant is not None and item.n_constant < _FEW for item in (loop, outer)):
+    if loop.turns_below(_FEW) or outer.turns_below(_FEW):
         return None
     assert not isinstance(loop.node, ast.While)
     if names_in(loop.node.iter) & outer.targets and not _is_rest(loop.node.iter):

@@ -37,7 +37,7 @@ def find(module: Module) -> Iterator[Hit]:
     yield from _across(module)
     groups: dict[tuple[object, object, str], list[SourceCall]] = defaultdict(list)
     for call in module.calls:
-        if call.receiver.kind == "module" and call.value.kind == "tensor" and call.context.hot and _has_data(call):
+        if call.runs_module and call.context.hot and _has_data(call):
             groups[call.context.function, call.context.loop, text_of(call.node, 300)].append(call)
     for calls in groups.values():
         for first, second in pairwise(calls):

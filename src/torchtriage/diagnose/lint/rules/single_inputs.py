@@ -50,8 +50,7 @@ def find(module: Module) -> Iterator[Hit]:
     encoders = {call.target for call in module.calls if _ENCODERS.search(call.name or call.attr) and call.target}
     done: set[SourceLoop] = set()
     for call in module.calls:
-        runs = call.receiver.kind == "module" and call.value.kind == "tensor"
-        runs = runs and not call.receiver.of.startswith("torch.")
+        runs = call.runs_module and not call.receiver.of.startswith("torch.")
         path = path_of(call.node.func) if encoders else ""
         asks = path in encoders or (path.rpartition(".")[0] in encoders and call.attr in _ASKS)
         if not (runs or asks):
@@ -88,9 +87,7 @@ def _items(module: Module, call: SourceCall) -> SourceLoop | None:
         return None
     if loop.trains or loop.over_loader or any(outer.trains for outer in call.context.loops()):
         return None
-    if loop.n_constant is not None and loop.n_constant < _FEW:
-        return None
-    if names_in(call.node.func) & loop.targets or _is_framework(module, function):
+    if loop.turns_below(_FEW) or names_in(call.node.func) & loop.targets or _is_framework(module, function):
         return None
     if function is not None and (function.name == "forward" or function.name.startswith("_") or function.has_backward):
         return None

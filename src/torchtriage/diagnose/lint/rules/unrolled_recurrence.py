@@ -33,7 +33,7 @@ def find(module: Module) -> Iterator[Hit]:
         loop = call.context.statement_loop
         if loop is None or not call.node.args or call.context.rare or isinstance(loop.node, ast.While):
             continue
-        if loop.n_constant is not None and loop.n_constant < _FEW:
+        if loop.turns_below(_FEW):
             continue
         given = call.node.args[0]
         of = call.receiver.of if call.receiver.kind == "module" else ""

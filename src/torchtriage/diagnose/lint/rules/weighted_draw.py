@@ -119,7 +119,7 @@ def _again(module: Module, context: Context, weights: ast.expr, *, many: bool, d
 
 
 def _repeats(module: Module, context: Context) -> bool:
-    return module.repeats(context) or (context.function is not None and context.function.loads and not context.rare)
+    return module.repeats(context) or (context.loads and not context.rare)
 
 
 def _passed(module: Module, function: SourceFunction, context: Context, weights: ast.expr) -> ast.expr | None:

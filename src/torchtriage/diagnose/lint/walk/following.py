@@ -184,7 +184,7 @@ def runs_here(walker: Walker, function: SourceFunction) -> None:
     walker.module.edges.append((walker.context, function))
     if function not in walker.unread or walker.depth >= _DEPTH:
         return
-    loads = function.loads or (walker.function is not None and walker.function.loads)
+    loads = function.loads or walker.context.loads
     if walker.is_program or loads or function in walker.speaking:
         read_function(walker, function, walker.context)
 

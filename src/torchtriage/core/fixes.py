@@ -48,3 +48,9 @@ if step % 50 == 0:
     log(norm.item())""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html",
 )
+CHANNELS_LAST = Fix(
+    text="Keep weights and activations in the channels_last format.",
+    code="""model = model.to(memory_format=torch.channels_last)
+x = x.to(memory_format=torch.channels_last)  # once, where the batch is moved""",
+    link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
+)

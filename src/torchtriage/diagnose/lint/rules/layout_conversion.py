@@ -13,17 +13,13 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceFunction, keyword, literal, text_of
+from torchtriage.core import fixes
+from torchtriage.diagnose.lint.base import Hit, Module, Rule, SourceCall, SourceFunction, keyword, literal, text_of
 from torchtriage.diagnose.lint.syntax import method_of
 
 RULE = Rule("CPY011", "layout-conversion", "copy", "The memory layout goes back and forth", "low")
 
-FIX = Fix(
-    text="Keep weights and activations in the channels_last format.",
-    code="""model = model.to(memory_format=torch.channels_last)
-x = x.to(memory_format=torch.channels_last)  # once, where the batch is moved""",
-    link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
-)
+FIX = fixes.CHANNELS_LAST
 
 _TO_LAST, _TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 

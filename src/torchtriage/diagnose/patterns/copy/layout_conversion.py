@@ -20,6 +20,7 @@ import re
 
 import numpy as np
 
+from torchtriage.core import fixes
 from torchtriage.core.names import short_name
 from torchtriage.core.trace.matrix_products import is_shape
 from torchtriage.core.trace.op_inputs import Inputs, inputs_of, where_inputs
@@ -28,12 +29,7 @@ from torchtriage.diagnose.patterns._op_work import Work, work_at, work_of
 from torchtriage.diagnose.patterns.base import Claims, Fix, Ints, Kind, Mask, Pattern, Trace, given, longest_names
 
 PATTERN = Pattern.of(__name__, "CPY011", "Images are transposed around the convolutions", order=530, needs="sizes")
-FIX = Fix(
-    text="Keep weights and activations in the channels_last format.",
-    code="""model = model.to(memory_format=torch.channels_last)
-x = x.to(memory_format=torch.channels_last)  # once, where the batch is moved""",
-    link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
-)
+FIX = fixes.CHANNELS_LAST
 _FIX_1D = Fix(
     text="channels_last needs four dimensions: make the convolutions over one axis two-dimensional and keep activations"
     " in that form between them. Or try torch.compile.",

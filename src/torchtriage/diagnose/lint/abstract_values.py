@@ -70,6 +70,11 @@ class Value:
         """Whether it is a tensor that may live on a device."""
         return self.kind == "tensor" and self.device > CPU
 
+    @property
+    def known_on_device(self) -> bool:
+        """Whether more than its name or its place says so."""
+        return self.on_device and not self.guess
+
     def but(self, **changes: object) -> Value:
         """Return the value with other fields."""
         return replace(self, **changes)  # type: ignore[arg-type]

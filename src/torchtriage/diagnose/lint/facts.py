@@ -366,6 +366,12 @@ class SourceCall:
         """The function of the file that is called."""
         return self.callees[0] if self.callees else None
 
+    def users(self) -> Iterator[SourceCall]:
+        """Yield the calls that take its result, one inside another, innermost first."""
+        if self.user is not None:
+            yield self.user
+            yield from self.user.users()
+
     @property
     def owner(self) -> ast.expr | None:
         """The receiver of a method call."""

@@ -34,18 +34,15 @@ def _is_logging(call: SourceCall) -> bool:
     """Return whether a call writes its arguments somewhere for people."""
     if call.attr == "print" and isinstance(call.node.func, ast.Name):
         return True
-    if call.attr in ("set_postfix", "set_postfix_str", "set_description"):
+    if call.attr in ("set_postfix", "set_postfix_str", "set_description", "add_scalar", "add_scalars", "add_histogram"):
         return True
     if call.name in ("wandb.log", "mlflow.log_metric", "mlflow.log_metrics", "tqdm.write"):
         return True
     if call.name.startswith("logging.") and call.attr in _LOG_METHODS:
         return True
-    if call.attr in ("add_scalar", "add_scalars", "add_histogram"):
-        return True
-    owner = call.owner
-    if call.attr == "debug":  # writes nothing most of the time, but what str() makes for it is made
-        return owner is not None and _LOGGER.search(text_of(owner)) is not None and any(map(_is_text, call.node.args))
-    return call.attr in _LOG_METHODS and owner is not None and _LOGGER.search(text_of(owner)) is not None
+    # debug() writes nothing most of the time, but what str() makes for it is made
+    shows = call.attr in _LOG_METHODS or (call.attr == "debug" and any(map(_is_text, call.node.args)))
+    return shows and call.owner is not None and _LOGGER.search(text_of(call.owner)) is not None
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -64,31 +61,33 @@ def logging_calls(module: Module) -> Iterator[SourceCall]:
 def reads(module: Module) -> Iterator[tuple[ast.expr, Context, str]]:
     """Yield every read of a device scalar: where, in which context, and what reads it."""
     for call in module.sent("item"):
-        if _may_wait(call) and not call.node.args:
+        receiver = call.receiver
+        may_wait = receiver.on_device or (receiver.kind == "unknown" and receiver.readback is None)
+        if may_wait and not call.node.args:
             yield call.node, call.context, "item"
     for call in module.sent("tolist"):
         loop = call.context.step_loop
         many = loop is not None and not (loop.trains or loop.over_loader)  # else CPY006 says so
-        if call.receiver.on_device and not call.receiver.guess and (call.receiver.scalar or many):
+        if call.receiver.known_on_device and (call.receiver.scalar or many):
             yield call.node, call.context, "tolist"
     for call in module.sent("cpu", "numpy"):
         receiver = call.receiver
         if receiver.on_device and receiver.scalar and call.value.kind != "unknown":
             yield call.node, call.context, call.attr
     for call in module.called("float", "int", "bool", "str", "repr"):
-        if call.arguments and _is_read(call) and isinstance(call.node.func, ast.Name):
+        if call.arguments and call.arguments[0].known_on_device and isinstance(call.node.func, ast.Name):
             yield call.node, call.context, call.attr
     for call in module.called("max", "min"):
-        if len(call.node.args) > 1 and any(item.on_device and not item.guess for item in call.arguments):
+        if len(call.node.args) > 1 and any(item.known_on_device for item in call.arguments):
             yield call.node, call.context, call.attr
     for call in module.called("torch.equal", "torch.allclose", "torch.is_nonzero"):
-        if any(argument.on_device and not argument.guess for argument in call.arguments):
+        if any(argument.known_on_device for argument in call.arguments):
             yield call.node, call.context, call.attr
     for test in module.tests:
-        if test.value.on_device and not test.value.guess and not _is_call_of(test.node):
+        if test.value.known_on_device and not _is_call_of(test.node):
             yield test.node, test.context, test.kind
     for item in module.formats:
-        if item.value.on_device and item.value.scalar and not item.value.guess:
+        if item.value.known_on_device and item.value.scalar:
             yield item.node, item.context, item.kind
 
 
@@ -113,11 +112,8 @@ def delivers(module: Module, node: ast.expr, context: Context) -> bool:
     if function is not None and any(holds(returned, node) for returned, _ in function.returns):
         return True
     call = module.calls_by_node.get(node)
-    user = call.user if call is not None else None
-    while user is not None:
-        if _OUTSIDE.search(user.attr):
-            return True
-        user = user.user
+    if call is not None and any(_OUTSIDE.search(user.attr) for user in call.users()):
+        return True
     names = {
         assign.target
         for assign in module.assigns
@@ -156,15 +152,3 @@ def _is_call_of(node: ast.expr) -> bool:
         (isinstance(node.func, ast.Name) and node.func.id in ("bool", "float", "int"))
         or (isinstance(node.func, ast.Attribute) and node.func.attr in ("equal", "allclose"))
     )
-
-
-def _may_wait(call: SourceCall) -> bool:
-    receiver = call.receiver
-    if receiver.kind == "unknown":
-        return receiver.readback is None
-    return receiver.on_device
-
-
-def _is_read(call: SourceCall) -> bool:
-    value = call.arguments[0]
-    return value.on_device and not value.guess

@@ -59,10 +59,7 @@ class FileFacts:
         found: set[str] = set()
         for call in self.module.calls:
             if call.attr in ("Parameter", "requires_grad_") or literal(keyword(call.node, "requires_grad")) is True:
-                outer: SourceCall | None = call
-                while outer is not None:
-                    found.add(_dotted(outer.target))
-                    outer = outer.user
+                found |= {_dotted(outer.target) for outer in (call, *call.users())}
             if call.attr == "requires_grad_" and call.owner is not None:
                 found.add(_dotted(path_of(call.owner)))
             if call.value.kind == "optimizer" or call.name.startswith("torch.optim."):

@@ -52,6 +52,6 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _shows_tensor(module: Module, call: SourceCall) -> bool:
     for value in call.arguments:
-        if any(item.on_device and not item.guess for item in (value, *value.items)):
+        if any(item.known_on_device for item in (value, *value.items)):
             return True
-    return any(item.value.on_device and not item.value.guess and holds(call.node, item.node) for item in module.formats)
+    return any(item.value.known_on_device and holds(call.node, item.node) for item in module.formats)

@@ -19,6 +19,7 @@ Source: PyTorch documentation, "Type promotion".
 import ast
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceFunction, is_step, text_of
 from torchtriage.diagnose.lint.syntax import arguments, holds, is_self, keyword, literal
@@ -179,21 +180,12 @@ def _names_double(module: Module, call: SourceCall) -> bool:
 
 def _goes_to_host(call: SourceCall) -> bool:
     """Return whether the number is read or written down, not computed with."""
-    user = call.user
-    while user is not None:
-        if user.attr in ("cpu", "numpy", "item", "tolist"):
-            return True
-        user = user.user
-    return False
+    return any(user.attr in ("cpu", "numpy", "item", "tolist") for user in call.users())
 
 
 def _cast(call: SourceCall) -> bool:
-    user = call.user
-    while user is not None and user.attr in ("cuda", "to", *_CASTS):
-        if user.attr != "cuda" and (user.attr != "to" or _says_dtype(user)):
-            return True
-        user = user.user
-    return False
+    moves = takewhile(lambda user: user.attr in ("cuda", "to", *_CASTS), call.users())
+    return any(user.attr != "cuda" and (user.attr != "to" or _says_dtype(user)) for user in moves)
 
 
 def _says_dtype(call: SourceCall) -> bool:

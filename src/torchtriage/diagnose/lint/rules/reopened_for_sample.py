@@ -78,7 +78,7 @@ def find(module: Module) -> Iterator[Hit]:
         if not given or any(keyword(call.node, item) is not None for item in _MAPPED) or _is_written(call):
             continue
         if samples.is_fixed(given[0], function) and not isinstance(given[0], ast.Constant | ast.JoinedStr):
-            if isinstance(given[0], ast.Name) and given[0].id in _made_of_open(function.node):
+            if isinstance(given[0], ast.Name) and given[0].id in dict(_opened(function.node)):
                 continue  # json.load(file): the open before it is named
             doing = "lists this folder" if lists else "opens this again"
             yield Hit(call.node, f"every sample {doing}: {text_of(call.node)}", call.attr)
@@ -121,13 +121,13 @@ def _parsed(call: SourceCall) -> bool:
     return call.attr == "open" and call.user is not None and _FILES.match(call.user.name) is not None
 
 
-def _made_of_open(node: ast.AST) -> set[str]:
-    """Return the names that a file is opened as."""
-    return {
-        part.optional_vars.id
+def _opened(node: ast.AST) -> list[tuple[str, ast.expr]]:
+    """Return the names that files are opened as, each with what opens it."""
+    return [
+        (part.optional_vars.id, part.context_expr)
         for part in ast.walk(node)
         if isinstance(part, ast.withitem) and isinstance(part.optional_vars, ast.Name)
-    }
+    ]
 
 
 def _stays_open(samples: Samples, call: SourceCall) -> bool:
@@ -140,10 +140,9 @@ def _stays_open(samples: Samples, call: SourceCall) -> bool:
     own = samples.module.text_of(function)
     if call.target and re.search(rf"(self\.\w+|\])\s*=\s*{re.escape(call.target)}\b", own):
         return True
-    if function in samples.roots:
-        return False
-    uses = [item for item in samples.module.calls if function in item.callees]
-    return any(item.stored for item in uses)
+    return function not in samples.roots and any(
+        item.stored and function in item.callees for item in samples.module.calls
+    )
 
 
 def _takes_one(samples: Samples, call: SourceCall) -> bool:
@@ -151,13 +150,7 @@ def _takes_one(samples: Samples, call: SourceCall) -> bool:
     function = call.context.function
     assert function is not None
     names = {call.target} - {""}
-    names |= {
-        part.optional_vars.id
-        for part in ast.walk(function.node)
-        if isinstance(part, ast.withitem)
-        and part.context_expr is call.node
-        and isinstance(part.optional_vars, ast.Name)
-    }
+    names |= {name for name, opened in _opened(function.node) if opened is call.node}
     for part in ast.walk(function.node):
         if isinstance(part, ast.Subscript):
             holder, key = part.value, part.slice

@@ -109,13 +109,12 @@ def _again(module: Module, context: Context, weights: ast.expr, *, many: bool, d
         return False
     if function.loads:
         return not _changes(module, weights, None, function)
-    for outer, callee in module.edges:
-        if callee is not function:
-            continue
-        passed = _passed(module, function, outer, weights)
-        if passed is not None and _again(module, outer, passed, many=many, depth=depth + 1):
-            return True
-    return False
+    return any(
+        callee is function
+        and (passed := _passed(module, function, outer, weights)) is not None
+        and _again(module, outer, passed, many=many, depth=depth + 1)
+        for outer, callee in module.edges
+    )
 
 
 def _repeats(module: Module, context: Context) -> bool:
@@ -133,10 +132,8 @@ def _passed(module: Module, function: SourceFunction, context: Context, weights:
         return weights
     if not isinstance(weights, ast.Name) or weights.id not in function.places:
         return None
-    for call in module.calls:
-        if function in call.callees and call.context is context:
-            return function.given_to(call.node, weights.id)
-    return None
+    calls = (call for call in module.calls if function in call.callees and call.context is context)
+    return next((function.given_to(call.node, weights.id) for call in calls), None)
 
 
 def _changes(module: Module, weights: ast.expr, loop: SourceLoop | None, function: SourceFunction | None) -> bool:

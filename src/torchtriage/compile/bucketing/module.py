@@ -167,7 +167,7 @@ class BucketedModule(_Module):  # type: ignore[misc]
         server, planner = self._server, self._server.planner
         if example is not None:
             given_ = server.reader.read(*tensors.inputs_of(example))
-            server.example = server.reader.read(*tensors.resized(given_, given_.sizes))
+            server.example = server.reader.resized(given_)
         call = server.example
         if call is None:
             raise UsageError("no call was seen yet: give an example", hint='example={"x": x}')
@@ -252,14 +252,14 @@ class BucketedModule(_Module):  # type: ignore[misc]
         assert planner.plan is not None  # it is what is ready
         with context.entered(example.devices):
             dynamic = BucketGraph({})
-            again = server.reader.read(*tensors.resized(example, example.sizes))
+            again = server.reader.resized(example)
             dynamic_compile_s = server.make_dynamic(dynamic, again)
             for sizes in (history[i * len(history) // 15] for i in range(15)):
                 named = dict(zip(planner.axes, sizes, strict=True))
                 entry = graphs.get(tuple((planner.plan.bucket_of(named) or {}).values()))
                 if entry is None:
                     continue
-                call = server.reader.read(*tensors.resized(example, named))
+                call = server.reader.resized(example, named)
                 args, kwargs = server.reader.plain(call)
                 ways: dict[str, Callable[[], Any]] = {
                     "buckets": partial(server.run, entry, call),

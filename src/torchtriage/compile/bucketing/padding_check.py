@@ -121,7 +121,7 @@ def call_is_off(
     context: CallContext,
 ) -> tuple[str, Any]:
     """Return how this very call differs with padding, and its answer without where that is no matter of chance."""
-    own = reader.read(*tensors.resized(call, call.sizes))
+    own = reader.resized(call)
     trial = Trial(model, reader, context)
     plain = trial.run(reader.plain(own))
     trial.hold_random(own, plain)
@@ -310,7 +310,7 @@ def _below(reader: Reader, call: ModelCall, bucket: Mapping[str, int]) -> ModelC
         sizes[axis] = max(size, 1)
     if all(sizes[axis] == limit for axis, limit in bucket.items()):
         return None
-    return reader.read(*tensors.resized(call, sizes))
+    return reader.resized(call, sizes)
 
 
 def _versions(call: ModelCall) -> list[int]:

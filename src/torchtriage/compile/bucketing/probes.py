@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchtriage.compile.bucketing.declarations import rule_of
-from torchtriage.compile.bucketing.tensors import ModelCall, Reader, changed, resized
+from torchtriage.compile.bucketing.tensors import ModelCall, Reader, changed
 
 Fills = Mapping[int, Any]
 """Padding's value by number of the leaf, where it is not the declared one."""
@@ -85,7 +85,7 @@ def _with(
     for at, value in values.items():
         leaves[at] = value.requires_grad_(leaves[at].requires_grad)
     again = reader.read(*changed(call, leaves))
-    return reader.read(*resized(again, sizes))
+    return reader.resized(again, sizes)
 
 
 def data_of(reader: Reader, call: ModelCall) -> list[int]:

@@ -123,7 +123,7 @@ class Server:
         if min(call.sizes.values()) < 1:
             return None, "a size is 0"
         if self.example is None:
-            self.example = self.reader.read(*tensors.resized(call, call.sizes))
+            self.example = self.reader.resized(call)
         if self.planner.plan is None:
             return None, _NO_PLAN
         bucket = self.planner.plan.bucket_of(call.sizes)
@@ -277,7 +277,7 @@ class Server:
         return bool(self.settings["background"]) and not context.training and not records
 
     def _later(self, entry: BucketGraph, call: ModelCall, context: CallContext) -> None:
-        example = self.reader.read(*tensors.resized(call, call.sizes))
+        example = self.reader.resized(call)
         self.thread.submit(partial(self.prepare, entry, example, context))
 
     def _again(self, entry: BucketGraph, call: ModelCall, context: CallContext) -> None:
@@ -323,7 +323,7 @@ class Server:
                 verdict = PaddingVerdict(self.settings["crop"])
             else:
                 with self._aside(call, context):
-                    example = self.reader.read(*tensors.resized(call, call.sizes))
+                    example = self.reader.resized(call)
                     verdict = self._examined(entry, example, context)
             if self._settle(entry, verdict):
                 entry.graph = CompiledGraph(self.model, self.settings["options"], dynamic=False)
@@ -449,8 +449,7 @@ class Server:
             with self.lock:
                 key = (tuple(bucket.values()), example.kind, context)
                 entry, is_new = self.entry(self.entries, key, bucket)
-            resized = tensors.resized(example, self.planner.least(bucket)) if is_new else None
-            yield entry, self.reader.read(*resized) if resized is not None else None
+            yield entry, self.reader.resized(example, self.planner.least(bucket)) if is_new else None
 
 
 def name_of(sizes: Mapping[str, int]) -> str:

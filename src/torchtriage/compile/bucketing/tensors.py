@@ -234,6 +234,30 @@ class Reader:
             )
         return ModelCall(args, kwargs, paths, leaves, dims, sizes, tuple(kind), tuple(sorted(set(devices))), hidden)
 
+    def resized(self, call: ModelCall, sizes: Mapping[str, int] | None = None) -> ModelCall:
+        """Return a copy of a call, at other sizes where they are given: cut short, or repeated.
+
+        A vector of whole numbers whose greatest is the size of an axis holds lengths along it, and changes with it.
+        """
+        sizes = call.sizes if sizes is None else sizes
+        leaves = list(call.leaves)
+        for at, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor):
+                continue
+            made = leaf.detach()
+            for dim, axis in call.dims.get(at, ()):
+                size = sizes[axis]
+                if size != made.shape[dim]:
+                    where = torch.arange(size, device=leaf.device) % made.shape[dim]
+                    made = made.index_select(dim, where)
+            if made.ndim <= 1 and made.dtype in (torch.int32, torch.int64) and made.numel():
+                along = {axis for _, axis in call.dims.get(at, ())}
+                for axis, size in sizes.items():
+                    if axis not in along and call.sizes[axis] == int(made.max()):
+                        made = made.masked_fill(made == call.sizes[axis], size).clamp(max=size)
+            leaves[at] = made.clone().requires_grad_(leaf.requires_grad)
+        return self.read(*changed(call, leaves))
+
     def _one_form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Return arguments by name, in forward's order: one graph serves f(x) and f(x=x)."""
         names = self._names
@@ -317,30 +341,6 @@ def _padded(leaf: Tensor, dims: Mapping[int, int], value: Any) -> Tensor:
     if leaf.is_inference() != torch.is_inference_mode_enabled():
         return leaf.clone()
     return leaf.contiguous() if dims else leaf
-
-
-def resized(call: ModelCall, sizes: Mapping[str, int]) -> Arguments:
-    """Return copies of a call's arguments at other sizes: cut short, or repeated.
-
-    A vector of whole numbers whose greatest is the size of an axis holds lengths along it, and changes with it.
-    """
-    leaves = list(call.leaves)
-    for at, leaf in enumerate(leaves):
-        if not isinstance(leaf, Tensor):
-            continue
-        made = leaf.detach()
-        for dim, axis in call.dims.get(at, ()):
-            size = sizes[axis]
-            if size != made.shape[dim]:
-                where = torch.arange(size, device=leaf.device) % made.shape[dim]
-                made = made.index_select(dim, where)
-        if made.ndim <= 1 and made.dtype in (torch.int32, torch.int64) and made.numel():
-            along = {axis for _, axis in call.dims.get(at, ())}
-            for axis, size in sizes.items():
-                if axis not in along and call.sizes[axis] == int(made.max()):
-                    made = made.masked_fill(made == call.sizes[axis], size).clamp(max=size)
-        leaves[at] = made.clone().requires_grad_(leaf.requires_grad)
-    return changed(call, leaves)
 
 
 def changed(call: ModelCall, leaves: list[Any]) -> Arguments:

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from torchtriage.diagnose.lint.syntax import literal, method_of, names_in, path_of, walk
+from torchtriage.diagnose.lint.syntax import indices, literal, method_of, names_in, path_of, walk
 from torchtriage.diagnose.lint.work_words import MUTATORS
 
 Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
@@ -20,11 +20,9 @@ def is_outer(node: ast.BinOp) -> bool:
     """Return whether each element of one side meets each of the other: ``x[:, None] - y[None]``."""
 
     def widened(side: ast.expr) -> bool:
-        if isinstance(side, ast.Call):
-            return method_of(side) == "unsqueeze"
-        parts = side.slice.elts if isinstance(side, ast.Subscript) and isinstance(side.slice, ast.Tuple) else []
-        parts = [side.slice] if isinstance(side, ast.Subscript) and not parts else parts
-        return any(literal(part) is None for part in parts)
+        if isinstance(side, ast.Subscript):
+            return any(literal(part) is None for part in indices(side))
+        return method_of(side) == "unsqueeze"
 
     return widened(node.left) and widened(node.right)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, literal, names_in, text_of
 from torchtriage.diagnose.lint.edits import Autofix, replace_node
 from torchtriage.diagnose.lint.facts import Class, SourceFunction
-from torchtriage.diagnose.lint.syntax import whole_number
+from torchtriage.diagnose.lint.syntax import indices, whole_number
 
 RULE = Rule("KRN104", "unused-results", "kernel", "Results are computed that nothing reads", "low")
 
@@ -155,20 +155,19 @@ def _cut(node: ast.expr) -> bool:
     return any(
         isinstance(part, ast.Slice) and part.lower is not None and part.upper is None and bool(names_in(part.lower))
         for item in ast.walk(node)
-        if isinstance(item, ast.Subscript) and isinstance(item.slice, ast.Tuple)
-        for part in item.slice.elts[1:2]
+        if isinstance(item, ast.Subscript)
+        for part in indices(item)[1:2]
     )
 
 
 def _takes_last(around: ast.AST | None, node: ast.expr) -> bool:
     """Return whether a place reads ``x[:, -1]`` and no more."""
-    if not isinstance(around, ast.Subscript) or around.value is not node or not isinstance(around.slice, ast.Tuple):
+    if not isinstance(around, ast.Subscript) or around.value is not node or len(indices(around)) < 2:
         return False
-    first, second = around.slice.elts[0], around.slice.elts[1] if len(around.slice.elts) > 1 else None
+    first, last = indices(around)[:2]
     whole = isinstance(first, ast.Slice) and first.lower is None and first.upper is None
-    if isinstance(second, ast.Slice):
-        second = second.lower if second.upper is None else None
-    return whole and whole_number(second) == -1
+    begin = last.lower if isinstance(last, ast.Slice) and last.upper is None else last
+    return whole and whole_number(begin) == -1
 
 
 def _factors(module: Module) -> Iterator[Hit]:

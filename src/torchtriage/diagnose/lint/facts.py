@@ -194,6 +194,14 @@ class SourceLoop:
         return self.node.iter if isinstance(self.node, ast.comprehension) else self.node
 
     @property
+    def counter(self) -> str:
+        """The name that counts its turns, ``i`` of ``for i in range(n)``; empty where none does."""
+        node = self.node
+        if isinstance(node, ast.While) or not isinstance(node.target, ast.Name) or not isinstance(node.iter, ast.Call):
+            return ""
+        return node.target.id if path_of(node.iter.func) == "range" else ""
+
+    @property
     def trains(self) -> bool:
         """Whether its own body trains, itself or through a function of the file."""
         return self.backward or self.optimizes or any(call.steps for call in self.calls)

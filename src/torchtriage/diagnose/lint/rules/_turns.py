@@ -27,15 +27,13 @@ def carries(loop: SourceLoop) -> bool:
 def counted_by(loop: SourceLoop) -> set[str]:
     """Return the names that a loop counts its turns with: of ``range``, and the first of ``enumerate``."""
     node = loop.node
-    if not isinstance(node, ast.For | ast.comprehension) or not isinstance(node.iter, ast.Call):
+    if loop.counter:
+        return {loop.counter}
+    if not isinstance(node, ast.For | ast.comprehension) or not isinstance(node.target, ast.Tuple):
         return set()
-    name = node.iter.func.id if isinstance(node.iter.func, ast.Name) else ""
-    target = node.target
-    if name == "enumerate" and isinstance(target, ast.Tuple) and target.elts:
-        target = target.elts[0]
-    elif name != "range":
-        return set()
-    return {target.id} if isinstance(target, ast.Name) else set()
+    counted = isinstance(node.iter, ast.Call) and path_of(node.iter.func) == "enumerate"
+    first = node.target.elts[0] if counted and node.target.elts else None
+    return {first.id} if isinstance(first, ast.Name) else set()
 
 
 def runs_every(module: Module, call: SourceCall) -> Iterator[object]:

@@ -189,16 +189,13 @@ def _outlives(module: Module, assign: Assign) -> bool:
 def _prefixes(module: Module) -> Iterator[Hit]:
     """Yield what each turn of a counting loop computes of all elements before its own: ``x[:i].max()``."""
     for loop in module.loops:
-        node = loop.node
-        if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name) or loop.short:
-            continue
-        if not isinstance(node.iter, ast.Call) or path_of(node.iter.func) != "range":
+        if not isinstance(loop.node, ast.For) or not loop.counter or loop.short:
             continue
         setting_up = loop.function is not None and loop.function.name == "__init__"
         if setting_up or not (module.is_program or loop.context.hot or loop.steps):
             continue
-        if re.search(rf":\s*{node.target.id}\b", module.text):
-            yield from _Prefixes(module, node, node.target.id).hits()
+        if re.search(rf":\s*{loop.counter}\b", module.text):
+            yield from _Prefixes(module, loop.node, loop.counter).hits()
 
 
 class _Prefixes:

@@ -101,9 +101,7 @@ def _counted(module: Module, loop: SourceLoop) -> set[str]:
 
 def _of_windows(module: Module, loop: SourceLoop) -> ast.expr | None:
     """Return what is cut into windows that overlap, one by one, and put together again: ``x[i : i + w]``."""
-    if not module.repeats(loop.context) or isinstance(loop.node, ast.While):
-        return None
-    if not isinstance(loop.node.iter, ast.Call) or module.name_of(loop.node.iter.func) != "range":
+    if not loop.counter or not module.repeats(loop.context):
         return None
     windows = [
         node for node in _turn(module, loop) if isinstance(node, ast.Subscript) and _is_window(module, node, loop)
@@ -189,25 +187,21 @@ def _row(module: Module, loop: SourceLoop) -> ast.expr | None:
 
 def _entered(module: Module, loop: SourceLoop) -> str | None:
     """Return ``x`` where each turn enters what it makes of one row into another tensor: ``out[i] = x[i].max()``."""
-    if not (module.is_program or module.alone) or not isinstance(loop.node, ast.For) or len(loop.targets) != 1:
-        return None
-    made = loop.node.iter
-    if not isinstance(made, ast.Call) or module.name_of(made.func) != "range":
+    if not (module.is_program or module.alone) or not isinstance(loop.node, ast.For) or not loop.counter:
         return None
     if not module.repeats(loop.context):
         return None
-    (counter,) = loop.targets
     for statement in loop.node.body:
         if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Subscript):
             continue
         target = statement.targets[0]
-        if counter not in map(text_of, indices(target)) or module.value(target.value).kind != "tensor":
+        if loop.counter not in map(text_of, indices(target)) or module.value(target.value).kind != "tensor":
             continue
         rows = {
             text_of(node.value, 999)
             for node in ast.walk(statement.value)
             if isinstance(node, ast.Subscript)
-            and text_of(_first(node.slice)) == counter
+            and text_of(_first(node.slice)) == loop.counter
             and module.value(node.value).kind == "tensor"
             and not module.value(node.value).guess
         }

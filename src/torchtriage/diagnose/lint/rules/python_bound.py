@@ -266,7 +266,7 @@ def _own(part: ast.AST) -> Iterator[ast.AST]:
 def _fills(module: Module, loop: SourceLoop, counters: set[str]) -> bool:
     """Return whether a loop does nothing but ``out[i] = x[i] * a`` between arrays."""
     assert isinstance(loop.node, ast.For)
-    if not isinstance(loop.node.iter, ast.Call) or module.name_of(loop.node.iter.func) != "range":
+    if not loop.counter:
         return False
 
     def picks(node: ast.AST) -> bool:

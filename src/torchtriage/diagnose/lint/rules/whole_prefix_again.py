@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, SourceLoop, is_step, text_of
 from torchtriage.diagnose.lint.rules._growth import takes_prefix
-from torchtriage.diagnose.lint.syntax import arguments, indices, keyword, literal, names_in, path_of, whole_number
+from torchtriage.diagnose.lint.syntax import arguments, indices, keyword, literal, names_in, whole_number
 
 RULE = Rule("LCH104", "whole-prefix-again", "launch", "Generation recomputes the whole prefix for each token", "medium")
 
@@ -55,7 +55,9 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         given = [made for item in arguments(call.node) for made in _followed(module, item, loop)]
         joined = any(where is loop and _is_whole(item, target) for target, where in grown for item in given)
-        if joined or any(_is_prefix(item, loop) for item in given):
+        # all elements before the turn's own: ids[:, :i]
+        before = any(isinstance(item, ast.Subscript) and takes_prefix(item, loop.counter) for item in given)
+        if joined or before:
             yield Hit(call.node, f"each turn runs all of it again: {text_of(call.node)}", "forward")
 
 
@@ -75,14 +77,6 @@ def _followed(module: Module, node: ast.expr, loop: SourceLoop) -> list[ast.expr
             if assign.context.statement_loop is loop and assign.how == "="
         ]
     return [part for item in made for part in ([item.body, item.orelse] if isinstance(item, ast.IfExp) else [item])]
-
-
-def _is_prefix(node: ast.expr, loop: SourceLoop) -> bool:
-    """Return whether an argument is all elements before the turn's own, in a loop that counts: ``ids[:, :i]``."""
-    if not isinstance(loop.node, ast.For) or not isinstance(loop.node.target, ast.Name):
-        return False
-    counted = isinstance(loop.node.iter, ast.Call) and path_of(loop.node.iter.func) == "range"
-    return counted and isinstance(node, ast.Subscript) and takes_prefix(node, loop.node.target.id)
 
 
 def _begins_with(node: ast.Call, target: str) -> bool:

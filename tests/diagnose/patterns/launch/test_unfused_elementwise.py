@@ -70,10 +70,22 @@ def test_a_factor_applied_twice_is_part_of_a_chain() -> None:
     assert claim.evidence["n_kernels_of_longest_chain"] == 3
 
 
-def test_a_norm_belongs_to_what_is_pointwise_around_it_and_small_kernels_end_nothing() -> None:
-    (claim,) = run(GEMM, MUL, NORM, SMALL, SMALL, EXP).claims(find)
+def test_a_norm_belongs_to_what_is_pointwise_around_it() -> None:
+    (claim,) = run(GEMM, MUL, NORM, EXP).claims(find)
     assert claim.evidence["costliest_chain_ops"] == ["aten::mul", "aten::native_layer_norm", "aten::exp"]
     assert not run(GEMM, MUL, BACKWARD, EXP).claims(find)
+
+
+def test_copies_of_weights_and_biases_are_no_chain() -> None:
+    bias = ("aten::copy_", "direct_copy_kernel", [[64], [64], []])
+    other = ("aten::copy_", "direct_copy_kernel", [[64, 1024], [64, 1024], []])
+    assert not run(CAST, bias, other, bias).claims(find)
+
+
+def test_the_largest_tensors_have_their_size() -> None:
+    large = [[1 << 12, 1 << 12, 1 << 8]]
+    (claim,) = run(GEMM, *((op, kernel, large * len(dims)) for op, kernel, dims in (MUL, EXP, LOG))).claims(find)
+    assert claim.evidence["n_kernels_of_longest_chain"] == 3
 
 
 def test_quiet_when_products_come_between() -> None:

@@ -1,11 +1,11 @@
 """Chains of pointwise kernels read and write the same tensor again and again.
 
 Looks like: three or more kernels in a row on a stream that have the names of PyTorch's pointwise and copy kernels, or
-    of its layer and RMS norms, and work on the same number of elements, outside optimizers; much smaller ones in
-    between do not count. The chains that the device itself paces take at least 5 % of its kernel time. On a CPU: three
-    or more pointwise operators in a row on tensors of one size, at least 5 % of the step. No chain where more than half
-    of the neighbours are the same operator on inputs of the same shapes: which tensors it reads is not recorded, and
-    that is a loop over tensors rather than a flow through one.
+    of its layer and RMS norms, and work on the same number of elements, outside optimizers; the chains that the device
+    itself paces take at least 5 % of its kernel time. On a CPU: three or more pointwise operators in a row on tensors
+    of one size, at least 5 % of the step. No chain where more than half of the neighbours are the same operator on
+    inputs of the same shapes: which tensors it reads is not recorded, and that is a loop over tensors rather than a
+    flow through one.
 Slow because: each kernel moves the whole tensor through memory to do a few operations on it; fused, the intermediate
     results never leave the registers.
 Cost: traffic model, time in proportion to tensors read and written: a chain of k kernels with n full-size inputs moves
@@ -52,8 +52,6 @@ FIX = Fix(
 
 MIN_CHAIN = 3
 MIN_SHARE = 0.05  # share of the kernel time (catalogue 15)
-SMALL, MOST_SMALL = 16, 4
-"""Kernels on so many times fewer elements interrupt no chain: under autocast weights are cast in between."""
 MAX_AGAIN = 0.5  # of a chain's links, between two operators of one name and the same inputs
 _POINTWISE = (
     r"elementwise_kernel|CUDAFunctor|copy_kernel"
@@ -186,12 +184,9 @@ def _chains(trace: Trace) -> tuple[Ints, Ints]:
     blind = np.flatnonzero(norms[1:] & joins[:-1]) + 1
     blind = blind[_numel_by_op(trace, rows[blind]) == 0]
     size[blind] = size[blind - 1]  # its grid says how many rows, and not how long they are
-    same_lane = np.append(False, trace.lane[rows[1:]] == trace.lane[rows[:-1]])
-    for _ in range(MOST_SMALL):
-        small = np.append(False, joins[1:] & joins[:-1] & (size[1:] * SMALL <= size[:-1])) & same_lane
-        order, rows, joins, size, same_lane = (part[~small] for part in (order, rows, joins, size, same_lane))
     joins &= size > 1
-    goes_on = np.append(False, joins[1:] & joins[:-1] & (size[1:] == size[:-1])) & same_lane
+    goes_on = np.append(False, joins[1:] & joins[:-1] & (size[1:] == size[:-1]))
+    goes_on[1:] &= trace.lane[rows[1:]] == trace.lane[rows[:-1]]
     chain = np.cumsum(~goes_on, dtype=np.int64)
     op = trace.links.op[rows]
     long = joins & _flows(trace, np.where(op >= 0, op, rows), chain)[chain]
@@ -259,7 +254,7 @@ def _product(values: list[Any]) -> int:
     for value in values:
         out *= value if isinstance(value, int) else 0
     # shapes come from a file: keep nonsense inside int64
-    return out if 0 <= out < 1 << 30 else 0
+    return out if 0 <= out < 1 << 62 else 0
 
 
 def _saved_traffic(trace: Trace, op: Ints, chain: Ints) -> Floats:

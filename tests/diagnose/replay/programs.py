@@ -123,9 +123,11 @@ def frees(steps: int = 4) -> Trace:
     return b.build()
 
 
-def loads_code(*, returns: float = 40) -> Trace:
+def loads_code(*, returns: float = 40, usual: float = 5) -> Trace:
     """A kernel of 5 ms, then a call that loads code, which waits for it, and a kernel behind it."""
     b = TraceBuilder().op("aten::mm", 1_000, 20)
+    for i in range(2):
+        b.call("cudaFuncSetAttribute", 100 + 400 * i, usual)
     b.launch(1_005, 5, 1_020, 5_000)
     b.call("cudaFuncSetAttribute", 1_050, 4_970 + returns)
     b.launch(6_030 + returns, 5, 6_040 + returns, 10)

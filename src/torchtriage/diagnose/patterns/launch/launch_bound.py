@@ -4,7 +4,7 @@ Looks like: the device is idle for at least 20 % of the step because the next la
     1 ms, and the host spent that time in operators and launch calls: dispatching. Loading data, waiting, allocating and
     catching up after a wait are subtracted first. A longer gap is no launch: an operator that computes on the host
     (HST055), a stalled thread (HST054) or Python (HST020). A recording without operators does not say what the host
-    did in the gaps: a hint.
+    did in the gaps: a hint, which promises nothing for sure.
 Slow because: an operator takes the host 5-20 µs and a launch call 3-9 µs, which shorter kernels cannot hide.
 Cost: all host-late idle time that no more specific finding owns; low counts half of it, divided by the profiler's
     inflation, as that much remains without the profiler and goes with compilation, and by how much longer than 5 µs
@@ -104,7 +104,7 @@ def find(trace: Trace) -> Claims:
     idle = _idle_share_unprofiled(trace)
     if idle < MIN_IDLE:
         return
-    low = LOW * min(USUAL_VIEW_NS / max(view_ns, 1), 1.0)
+    low = LOW * min(USUAL_VIEW_NS / max(view_ns, 1), 1.0) if has_ops else 0.0
     place, n_there, n_rounds, idle_there = _place(trace, rest)
     much = idle_there >= MUCH_THERE
     latest = place if much else _latest(trace, rest)

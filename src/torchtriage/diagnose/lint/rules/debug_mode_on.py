@@ -43,12 +43,16 @@ def find(module: Module) -> Iterator[Hit]:
         setting = literal(value)
         if context.seldom:
             continue
-        if name in _VARIABLES and isinstance(setting, str) and setting not in _OFF and setting[:1] != "-":
+        if name in _VARIABLES and _switches_on(setting):
             yield Hit(node, f"{name}={setting} is set for every run")
     for call in [*module.called("os.environ.setdefault"), *module.called("os.putenv")]:
         given = [literal(arg) for arg in call.node.args[:2]]
-        if len(given) == 2 and given[0] in _VARIABLES and given[1] not in _OFF and not call.context.seldom:
+        if len(given) == 2 and given[0] in _VARIABLES and _switches_on(given[1]) and not call.context.seldom:
             yield Hit(call.node, f"{given[0]}={given[1]} is set for every run")
+
+
+def _switches_on(setting: object) -> bool:
+    return isinstance(setting, str) and setting not in _OFF and setting[:1] != "-"
 
 
 def _is_on(module: Module, call: SourceCall) -> bool:

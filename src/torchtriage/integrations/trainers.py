@@ -47,6 +47,55 @@ class _OfTrainer:
         plain = next(item for item in type(self).__mro__ if item.__dict__.get("trainers"))
         return _again, (plain, self._settings)
 
+    def _start(self, model: Any = None) -> None:
+        raise NotImplementedError
+
+    def _step(self) -> bool:
+        """Return whether the training is to end."""
+        raise NotImplementedError
+
+    def _stop(self, reason: str) -> None:
+        raise NotImplementedError
+
+
+class _OfTransformers(_OfTrainer):
+    """What a ``transformers.Trainer`` calls; a step is an optimizer step, with its accumulation."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Begin."""
+        self._start(model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Say that a step has ended."""
+        if self._step():
+            control.should_training_stop = True
+        return control
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End."""
+        self._stop("the training ended")
+
+
+class _OfLightning(_OfTrainer):
+    """What a ``Trainer`` of ``lightning`` or ``pytorch_lightning`` calls; a step is a batch."""
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        """Begin."""
+        self._start(getattr(trainer.strategy, "model", None) or module)
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        """Say that a step has ended."""
+        if self._step():
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        """End."""
+        self._stop("the training ended")
+
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        """End; what was recorded stays."""
+        self._stop(f"the training raised {type(exception).__name__}")
+
 
 class _Callback(_OfTrainer):
     """A profile that a trainer starts, steps and stops."""
@@ -85,7 +134,7 @@ class _Callback(_OfTrainer):
         """Whether the training goes on, as far as this thread can see: its call is still there."""
         return get_ident() != self._thread or any(_key(frame) == self._call for frame in _frames(sys._getframe(1)))
 
-    def _start(self) -> None:
+    def _start(self, model: Any = None) -> None:
         # of a training that begins again, with a smaller batch, too; of none after the recording
         self._may_end = self._settings["stop"] and not (self._profile is not None and self._profile.done)
         if self._profile is not None:
@@ -132,7 +181,7 @@ _RAISED = "the training raised"  # transformers tells its callbacks nothing of t
 _begun: weakref.WeakSet[_Callback] = weakref.WeakSet()
 
 
-class HFCallback(_Callback):
+class HFCallback(_OfTransformers, _Callback):
     """Records a ``transformers.Trainer``; a step is an optimizer step, with its accumulation.
 
     ``out steps warmup`` : as for :func:`torchtriage.profile`. ``stop`` : end the training that is
@@ -144,22 +193,8 @@ class HFCallback(_Callback):
     trainers = (("transformers", "TrainerCallback"),)
     boundary = "each optimizer step of transformers.Trainer"
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin."""
-        self._start()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Say that a step has ended."""
-        if self._step():
-            control.should_training_stop = True
-        return control
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End."""
-        self._stop("the training ended")
-
-
-class LightningCallback(_Callback):
+class LightningCallback(_OfLightning, _Callback):
     """Records a ``Trainer`` of ``lightning`` or ``pytorch_lightning``; a step is a batch.
 
     ``out steps warmup stop`` : as for :class:`HFCallback`. Raises MissingExtraError where torch or Lightning is
@@ -168,23 +203,6 @@ class LightningCallback(_Callback):
 
     trainers = (("lightning.pytorch", "Callback"), ("pytorch_lightning", "Callback"))
     boundary = "each training batch of Lightning's Trainer"
-
-    def on_train_start(self, trainer: Any, module: Any) -> None:
-        """Begin."""
-        self._start()
-
-    def on_train_batch_end(self, trainer: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        """Say that a step has ended."""
-        if self._step():
-            trainer.should_stop = True
-
-    def on_train_end(self, trainer: Any, module: Any) -> None:
-        """End."""
-        self._stop("the training ended")
-
-    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
-        """End; what was recorded stays."""
-        self._stop(f"the training raised {type(exception).__name__}")
 
 
 class _Watch(_OfTrainer):
@@ -197,20 +215,21 @@ class _Watch(_OfTrainer):
         self.watch: StragglerWatch | None = None
         """Of the training that is under way, or was the last."""
 
-    def _start(self, model: Any) -> None:
-        self._stop()
+    def _start(self, model: Any = None) -> None:
+        self._stop("another training begins")
         self.watch = StragglerWatch(*[model] * (model is not None), **self._settings).start()
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
         if self.watch is not None:
             self.watch.step()
+        return False
 
-    def _stop(self) -> None:
+    def _stop(self, reason: str) -> None:
         if self.watch is not None:
             self.watch.stop()
 
 
-class HFStragglerWatch(_Watch):
+class HFStragglerWatch(_OfTransformers, _Watch):
     """Watches a ``transformers.Trainer`` for a rank that makes the others wait; a step is an optimizer step.
 
     ``every on_late arm out`` : as for :class:`torchtriage.StragglerWatch`. Raises MissingExtraError where torch or
@@ -219,20 +238,8 @@ class HFStragglerWatch(_Watch):
 
     trainers = HFCallback.trainers
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Begin."""
-        self._start(model)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say that a step has ended."""
-        self._step()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End."""
-        self._stop()
-
-
-class LightningStragglerWatch(_Watch):
+class LightningStragglerWatch(_OfLightning, _Watch):
     """Watches a ``Trainer`` of ``lightning`` or ``pytorch_lightning`` for a rank that makes the others wait.
 
     A step is a batch. ``every on_late arm out`` : as for :class:`torchtriage.StragglerWatch`. Raises MissingExtraError
@@ -240,22 +247,6 @@ class LightningStragglerWatch(_Watch):
     """
 
     trainers = LightningCallback.trainers
-
-    def on_train_start(self, trainer: Any, module: Any) -> None:
-        """Begin."""
-        self._start(getattr(trainer.strategy, "model", None) or module)
-
-    def on_train_batch_end(self, trainer: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        """Say that a step has ended."""
-        self._step()
-
-    def on_train_end(self, trainer: Any, module: Any) -> None:
-        """End."""
-        self._stop()
-
-    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
-        """End."""
-        self._stop()
 
 
 class AccelerateProfile(Profile):

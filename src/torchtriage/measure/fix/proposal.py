@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
+from itertools import islice
 
 from torchtriage.core.finding import Finding
 from torchtriage.diagnose.lint.edits import SourceEdit
@@ -73,3 +75,13 @@ class Site:
         known: dict[ast.AST, SourceLoop] = {loop.node: loop for loop in self.module.loops}
         steps = [node for node in self.loops if node in known and known[node].steps]
         return next(iter([*steps, *self.loops]), None)
+
+
+def first_only(propose: Callable[[Site], Iterator[Proposal | None]]) -> Callable[[Site], Iterator[Proposal]]:
+    """Let an edit propose the first change that it finds, and no other."""
+
+    @wraps(propose)
+    def only(site: Site) -> Iterator[Proposal]:
+        return islice((item for item in propose(site) if item is not None and item.edits), 1)
+
+    return only

@@ -10,13 +10,14 @@ from torchtriage.diagnose.lint.samples import samples_of
 from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.measure.fix.edits._escapes import escapes
 from torchtriage.measure.fix.edits._flow import flow_of
-from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import insert_after
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
+from torchtriage.measure.fix.statements import complete, insert_after
 
 CODES = frozenset({"DAT103", "DAT105", "HST101", "HST110", "HST111", "HST114", "HST020", "DAT018"})
 MAYBE = (ast.If, ast.IfExp, ast.Try, ast.BoolOp)
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the arrays as a dictionary for the archives that what runs for each sample asks at the line."""
     module, samples = site.module, samples_of(site.module)
@@ -31,9 +32,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         keys = dict.fromkeys(str(literal(item.slice)) for item in asked)
         among = ", ".join(f'"{key}"' for key in keys)
         edit = insert_after(module, opened, f"{name} = {{name: {name}[name] for name in [{among}]}}")
-        if edit is not None:
-            yield Proposal((edit,), f"read the arrays of {name} once, and keep them in memory")
-            return
+        yield Proposal(complete((edit,)), f"read the arrays of {name} once, and keep them in memory")
 
 
 def _opened(module: Module, owner: Class, name: str) -> ast.Assign | None:

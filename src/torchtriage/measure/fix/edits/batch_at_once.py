@@ -12,12 +12,13 @@ from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_words import TOKENIZER
 from torchtriage.measure.fix.edits._settings import origin_of
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import set_keywords, source
 
 CODES = frozenset(
     {"DAT108", "DAT106", "DAT114", "CPY010", "LCH014", "LCH017", "LCH107", "LCH109", "HST020", "HST110", "HST114"}
 )
+WHAT = "work on the whole batch at once"
 WHOLE = re.compile(r"^torchvision\.transforms\.(v2\.)?(Normalize|Resize|CenterCrop|ConvertImageDtype|Grayscale|Pad)$")
 """Transforms that do to a batch what they do to each of its images."""
 POINTWISE = frozenset(
@@ -25,6 +26,7 @@ POINTWISE = frozenset(
 )
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the statement at the line with one call for the batch."""
     statement = site.statement
@@ -36,20 +38,12 @@ def propose(site: Site) -> Iterator[Proposal]:
         if call.node not in inside:
             continue
         if call.attr == "map" and site.finding.code == "DAT108":
-            edits = _of_map(module, call)
+            yield Proposal(_of_map(module, call), WHAT)
         elif call.name in ("torch.stack", "torch.cat"):
-            edits = _of_stack(module, call.node)
-        else:
-            edits = ()
-        if edits:
-            yield Proposal(edits, "work on the whole batch at once")
-            return
+            yield Proposal(_of_stack(module, call.node), WHAT)
     for made in inside:
         if isinstance(made, ast.ListComp) and len(made.generators) == 1 and not made.generators[0].ifs:
-            edits = _of_texts(module, made)
-            if edits:
-                yield Proposal(edits, "tokenize the texts with one call")
-                return
+            yield Proposal(_of_texts(module, made), "tokenize the texts with one call")
 
 
 def _of_map(module: Module, call: SourceCall) -> tuple[SourceEdit, ...]:

@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.syntax import arguments, literal, names_in, path_
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import appended
 from torchtriage.measure.fix.edits._flow import Flow, flow_of
-from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
 from torchtriage.measure.fix.statements import body_of, complete, remove, source
 
 CODES = words("LCH102 LCH107 LCH017 LCH014 LCH109 HST020 HST114 KRN024 LCH105")
@@ -22,20 +22,17 @@ ELEMENTWISE = words("""
 ALONG = words("softmax log_softmax argmax argmin sum mean amax amin std var norm normalize cumsum")
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the comprehension, or the loop that appends, that is joined right away, as one call."""
     statement, flow = site.statement, flow_of(site.module)
     if statement is None:
         return
     for node in ast.walk(statement):
-        if isinstance(node, ast.ListComp) and (edit := _comprehension(site, flow, node)) is not None:
-            yield Proposal((edit,), "run the model on all samples at once")
-            return
+        if isinstance(node, ast.ListComp):
+            yield Proposal(complete((_comprehension(site, flow, node),)), "run the model on all samples at once")
     for loop in site.loops:
-        edits = _loop(site, flow, loop)
-        if edits:
-            yield Proposal(edits, f"run all turns of the loop in line {loop.lineno} at once")
-            return
+        yield Proposal(_loop(site, flow, loop), f"run all turns of the loop in line {loop.lineno} at once")
 
 
 def _lifting(site: Site, flow: Flow, target: ast.expr, over: ast.expr) -> _Lift | None:

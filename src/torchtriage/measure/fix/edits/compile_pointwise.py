@@ -11,8 +11,8 @@ from torchtriage.diagnose.lint.facts import Module, SourceFunction
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._torch import calls_at, function_at, torch_in
-from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import insert_after, source
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
+from torchtriage.measure.fix.statements import complete, insert_after, source
 
 LAST = True
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH015"})
@@ -31,6 +31,7 @@ UNFIT = re.compile(
 )
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the decorator for the chain that the line is part of, or ``compile()`` of the model that it calls."""
     module, function = site.module, function_at(site)
@@ -86,7 +87,4 @@ def _model(site: Site) -> Iterator[Proposal]:
             continue
         made = [item for item in module.assigns if item.target == path and item.how == "="]
         if len(made) == 1 and isinstance(made[0].node, ast.stmt) and made[0].value.kind == "module":
-            edit = insert_after(module, made[0].node, f"{path}.compile()")
-            if edit is not None:
-                yield Proposal((edit,), f"compile {path}")
-                return
+            yield Proposal(complete((insert_after(module, made[0].node, f"{path}.compile()"),)), f"compile {path}")

@@ -8,20 +8,19 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.syntax import indices, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._torch import torch_in
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import imported, source, statement_edit
 
 CODES = words("LCH017 LCH109 LCH014 HST020 HST114 SYN001 LCH105 HST106")
 BARE = words("item long int cpu")
 
 
-def propose(site: Site) -> Iterator[Proposal]:
+@first_only
+def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield the loop around the line, or that begins at it: ``for t, p in zip(true, predicted): counts[t, p] += 1``."""
     for loop in site.loops:
-        proposal = _counted(site, loop) if isinstance(loop, ast.For) and len(loop.body) == 1 else None
-        if proposal is not None:
-            yield proposal
-            return
+        if isinstance(loop, ast.For) and len(loop.body) == 1:
+            yield _counted(site, loop)
 
 
 def _counted(site: Site, loop: ast.For) -> Proposal | None:

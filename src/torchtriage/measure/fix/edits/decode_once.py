@@ -16,7 +16,7 @@ from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.diagnose.lint.work_words import PURE_BUILTINS, PURE_METHODS
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, loads, meets
 from torchtriage.measure.fix.edits._loaders import data_of, loaders_at
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import bound, complete, insert_after, source, statement_edit, wrap
 
 STEADY = words("PIL numpy json torch math io os pathlib pickle csv gzip zlib cv2 pandas struct wave soundfile re")
@@ -29,6 +29,7 @@ TRANSFORM = re.compile(r"transform|aug|tfm|preproc")
 CHANGES = re.compile(r"^(\w+_|append|extend|sort|update|pop|fill|thumbnail|draft|paste|putpixel|resize_)$")
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the data set with a dictionary of what its samples are made of."""
     for getter in _getters(site):
@@ -38,7 +39,6 @@ def propose(site: Site) -> Iterator[Proposal]:
             changes = "" if _is_sure(site.module, getter) else "samples are the same in each epoch"
             what = f"make each sample of {owner.name if owner else ''} once, and keep it"
             yield Proposal(edits, what, changes=changes)
-            return
 
 
 def _getters(site: Site) -> list[SourceFunction]:

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import literal, replace_node
 from torchtriage.diagnose.lint.syntax import argument
 from torchtriage.measure.fix.edits._torch import calls_at
-from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import source
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
+from torchtriage.measure.fix.statements import complete, source
 
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH016", "OPT040"})
 UNSET = "gradients are None, and not zero, where a parameter has no part in a backward pass: its update is skipped"
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield what drops the gradients that the line fills, or that the optimizer of its loop does."""
     calls = calls_at(site)
@@ -31,9 +32,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             grad = _grad(call.owner)
             if grad is not None and isinstance(statement, ast.Expr):
                 edit = replace_node(statement, f"{source(site.module, grad)} = None")
-        if edit is not None:
-            yield Proposal((edit,), "drop gradients instead of filling them with zeros", UNSET)
-            return
+        yield Proposal(complete((edit,)), "drop gradients instead of filling them with zeros", UNSET)
 
 
 def _grad(node: ast.expr) -> ast.Attribute | None:

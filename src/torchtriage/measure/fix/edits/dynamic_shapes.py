@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
 from torchtriage.diagnose.lint.syntax import is_self, path_of
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import end_of, remove, source, without_keyword
+from torchtriage.measure.fix.statements import complete, end_of, remove, source, without_keyword
 
 CODES = frozenset({"CMP031", "CMP101"})
 
@@ -29,16 +29,13 @@ def propose(site: Site) -> Iterator[Proposal]:
     for name in ("automatic_dynamic_shapes", "assume_static_by_default"):
         for node in module.tree.body:
             if isinstance(node, ast.Assign) and path_of(node.targets[0]).endswith(f"config.{name}"):
-                edit_out = remove(module, node)
-                if edit_out is not None:
-                    yield Proposal((edit_out,), "let PyTorch see which sizes change")
+                yield Proposal(complete((remove(module, node),)), "let PyTorch see which sizes change")
     edits = [*_counters(module), *_dtypes(module, made)]
     if edits:
         yield Proposal((*edits, *torch_in(module)[1]), "counters as tensors, and one dtype, for compiled code")
     elif made and not any(keyword(call, "dynamic") for call in made):
         more = add_keyword(module.text, made[0], "dynamic", "True")
-        if more is not None:
-            yield Proposal((more,), "compile for all sizes at once")
+        yield Proposal(complete((more,)), "compile for all sizes at once")
 
 
 def _compilations(module: Module) -> Iterator[ast.Call]:

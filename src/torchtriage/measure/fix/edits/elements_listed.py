@@ -15,7 +15,7 @@ from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.edits._meanwhile import changed_in_place, is_seen_elsewhere, shared, takes_steps
 from torchtriage.measure.fix.edits._torch import CASTS, number_read
 from torchtriage.measure.fix.edits._turns import is_tensor
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import complete, free_name, insert_before, source
 
 CODES = words("""
@@ -33,18 +33,16 @@ Single = ast.Assign | ast.AugAssign | ast.Return | ast.Expr
 Reads = list[tuple[ast.Call, ast.expr]]
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the loops and comprehensions at the line that read numbers of a tensor, with a list in its place."""
     for loop in site.loops:
-        if isinstance(loop, ast.For) and (edits := _of_loop(site, loop)):
-            yield Proposal(edits, f"take the numbers that the loop in line {loop.lineno} reads out at once")
-            return
+        if isinstance(loop, ast.For):
+            what = f"take the numbers that the loop in line {loop.lineno} reads out at once"
+            yield Proposal(_of_loop(site, loop), what)
     for node in ast.walk(site.statement) if site.statement is not None else ():
-        if not isinstance(node, Comprehension) or site.module.around(node, ast.stmt) is not site.statement:
-            continue
-        if edits := _of_comprehension(site, node):
-            yield Proposal(edits, "take the numbers that are read out at once")
-            return
+        if isinstance(node, Comprehension) and site.module.around(node, ast.stmt) is site.statement:
+            yield Proposal(_of_comprehension(site, node), "take the numbers that are read out at once")
 
 
 def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:

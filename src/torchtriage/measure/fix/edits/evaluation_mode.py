@@ -9,13 +9,14 @@ from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.edits._torch import calls_at
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import complete, end_of, insert_after, insert_before, source
 
 CODES = frozenset({"CFG042"})
 CHANGES = "in evaluation mode dropout is off and batch norm uses the statistics it has gathered"
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield ``.eval()`` after the model is made, or ``eval()`` and ``train()`` around a loop of a training program."""
     for call in calls_at(site):
@@ -27,9 +28,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         if any(path_of(other.owner) == path for other in site.module.sent("eval") if other.owner is not None):
             return
         edits = _around(site, path) if site.module.trains else _where_made(site.module, path, call)
-        if edits:
-            yield Proposal(edits, f"switch {path} to evaluation", changes=CHANGES)
-            return
+        yield Proposal(edits, f"switch {path} to evaluation", changes=CHANGES)
 
 
 def _where_made(module: Module, path: str, call: SourceCall) -> tuple[SourceEdit, ...]:

@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.walk import is_optimizer_step
 from torchtriage.measure.fix.edits._flow import flow_of, loads, meets
 from torchtriage.measure.fix.edits._torch import calls_at
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import import_edit, remove, source, wrap
+from torchtriage.measure.fix.statements import complete, import_edit, remove, source, wrap
 
 CODES = frozenset({"COM038", "COM101"})
 
@@ -28,10 +28,8 @@ def propose(site: Site) -> Iterator[Proposal]:
                 yield Proposal((replace_node(flag, "False"),), what, changes="the log shows one rank's numbers")
             statement = module.parents.get(call.node)
             if call.attr == "barrier" and isinstance(statement, ast.Expr):
-                edit = remove(module, statement)
-                if edit is not None:
-                    changes = "ranks no longer wait for each other here"
-                    yield Proposal((edit,), "no barrier in each step", changes=changes)
+                changes = "ranks no longer wait for each other here"
+                yield Proposal(complete((remove(module, statement),)), "no barrier in each step", changes=changes)
     elif "no_sync" not in module.text:
         yield from _accumulating(site)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import indices, keyword, literal, names_in, path_of, whole_number
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import end_of, imported, source
 
 CODES = frozenset({"KRN101", "HST020", "HST114", "HST106", "HST124", "LCH105"})
@@ -16,17 +16,15 @@ SHUFFLES = ("torch.randperm", "numpy.random.permutation")
 DRAWN = "rows are drawn with replacement, other ones than before"
 
 
-def propose(site: Site) -> Iterator[Proposal]:
+@first_only
+def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield the statement at the line with what takes only the few that are used."""
     statement = site.statement
     if statement is None or isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return
     for node in ast.walk(statement):
         if isinstance(node, ast.Call) and node.lineno <= (statement.end_lineno or 0):
-            made = _sort(site.module, node) or _shuffle(site.module, node) or _sorted(site.module, node)
-            if made is not None:
-                yield made
-                return
+            yield _sort(site.module, node) or _shuffle(site.module, node) or _sorted(site.module, node)
 
 
 def _sort(module: Module, node: ast.Call) -> Proposal | None:

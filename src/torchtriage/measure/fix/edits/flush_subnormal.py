@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import insert_after_imports
+from torchtriage.measure.fix.statements import complete, insert_after_imports
 
 CODES = frozenset({"CFG105"})
 
@@ -19,6 +19,5 @@ def propose(site: Site) -> Iterator[Proposal]:
         if not isinstance(node, ast.Import) or not names:
             continue
         edit = insert_after_imports(module, node, f"{names[0]}.set_flush_denormal(True)")
-        if edit is not None:
-            yield Proposal((edit,), "let the CPU take subnormal numbers for zero")
+        yield Proposal(complete((edit,)), "let the CPU take subnormal numbers for zero")
         return

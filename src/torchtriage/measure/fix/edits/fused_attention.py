@@ -64,8 +64,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             around = module.parents.get(call.node)
             if isinstance(around, ast.Subscript) and literal(around.slice) == 0:
                 edit = add_keyword(module.text, call.node, "need_weights", "False")
-                if edit is not None:
-                    yield Proposal((edit,), "attention without weights that nobody uses")
+                yield Proposal(complete((edit,)), "attention without weights that nobody uses")
     for node in ast.walk(site.function) if site.function is not None else ():
         product = _product(module, node)
         if product is not None and isinstance(node, ast.expr):

@@ -9,20 +9,19 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._torch import torch_in
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import complete, remove, replaced_in, source, statement_edit
 
 CODES = words("LCH017 LCH014 LCH105 LCH109 HST020 HST114")
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield one call for a loop that takes row i of the gradient of output i: the other rows of it are zeros."""
     for loop in site.loops:
         if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) and len(loop.body) == 2:
-            edits = _at_once(site, loop, loop.target.id)
-            if edits:
-                yield Proposal(edits, f"take the gradients of the loop in line {loop.lineno} in one call")
-                return
+            what = f"take the gradients of the loop in line {loop.lineno} in one call"
+            yield Proposal(_at_once(site, loop, loop.target.id), what)
 
 
 def _at_once(site: Site, loop: ast.For, index: str) -> tuple[SourceEdit, ...]:

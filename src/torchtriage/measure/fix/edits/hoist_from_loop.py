@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import Flow, flow_of
 from torchtriage.measure.fix.edits._lasting import connected, lasting, name_for, outdented, parts_of, replaced
-from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
 from torchtriage.measure.fix.statements import insert_before, move_before
 
 CODES = words("""
@@ -18,15 +18,15 @@ CODES = words("""
 """)
 
 
-def propose(site: Site) -> Iterator[Proposal]:
+@first_only
+def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield the move of the statement at the line, or of a part of it, before the outermost loop it does not need."""
     statement, flow = site.statement, flow_of(site.module)
     if statement is None or isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
     for loop in reversed(site.loops):
-        if loop is not statement and (proposal := _before(site, flow, loop, statement)) is not None:
-            yield proposal
-            return
+        if loop is not statement:
+            yield _before(site, flow, loop, statement)
 
 
 def _before(site: Site, flow: Flow, loop: Loop, statement: ast.stmt) -> Proposal | None:

@@ -14,7 +14,7 @@ from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.measure.fix.edits._flow import Flow, flow_of
 from torchtriage.measure.fix.edits._lasting import READS, connected, lasting, name_for, outdented, parts_of, replaced
 from torchtriage.measure.fix.edits.hoist_from_loop import CODES as CODES
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import bound, complete, insert_after, insert_before, remove, source
 
 BUILTINS = frozenset(dir(builtins))
@@ -22,7 +22,8 @@ ELSEWHERE = re.compile(r",\s*device=[\w.]+\.device|\.to\([\w.]+\.device\)")
 """A buffer is where its module is."""
 
 
-def propose(site: Site) -> Iterator[Proposal]:
+@first_only
+def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield the move of what the statement at the line makes of settings alone."""
     statement, flow = site.statement, flow_of(site.module)
     function = flow.function(site.function)
@@ -30,10 +31,8 @@ def propose(site: Site) -> Iterator[Proposal]:
         return
     if function.name == "__init__" or not _is_called_again(flow, function, READS.search(site.module.text_of(function))):
         return
-    proposal = _into_init(site, flow, function, statement) if function.owner is not None else None
-    proposal = proposal or _into_file(site, flow, function, statement)
-    if proposal is not None:
-        yield proposal
+    yield _into_init(site, flow, function, statement)
+    yield _into_file(site, flow, function, statement)
 
 
 def _is_called_again(flow: Flow, function: SourceFunction, reads: object) -> bool:

@@ -15,7 +15,7 @@ from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
 from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.edits._meanwhile import changed_in_place, may_wait, shared, takes_steps, viewed
-from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
 from torchtriage.measure.fix.statements import (
     INDENT,
     assigned_pairs,
@@ -42,18 +42,17 @@ class Growth(NamedTuple):
     starts_empty: bool
 
 
-def propose(site: Site) -> Iterator[Proposal]:
+@first_only
+def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield a list for what grows at the line: of a variable of the loop, or of an attribute of the class."""
     growth = next(filter(None, (_growth(site.module, item) for item in _beside(site))), None)
     if growth is None:
         return
     first = _first(site.module, growth)
     if "." in growth.path:
-        proposal = _in_class(site, growth, first)
+        yield _in_class(site, growth, first)
     else:
-        proposal = _begun(site, growth, first[0]) if first is not None else _in_loop(site, growth)
-    if proposal is not None:
-        yield proposal
+        yield _begun(site, growth, first[0]) if first is not None else _in_loop(site, growth)
 
 
 def _beside(site: Site) -> Iterator[ast.stmt]:

@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, meets
 from torchtriage.measure.fix.edits.needless_calls_out import UNFLUSHED, UNSYNCED
-from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
 from torchtriage.measure.fix.statements import complete, indent_of, insert_after, remove, source, wrap
 
 HARMLESS = re.compile(
@@ -21,15 +21,14 @@ HARMLESS = re.compile(
 CODES = words("HST020 HST101 HST102 HST103 HST114 HST115 HST104 DAT018 CPY006")
 
 
-def propose(site: Site) -> Iterator[Proposal]:
+@first_only
+def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield one opening before the loop, or in ``__init__`` for a method that appends a line at each call."""
     block = _appending(site)
     if block is None:
         return
     flow = flow_of(site.module)
-    proposal = _around_loop(site, flow, block) if site.loops else _in_class(site, flow, block)
-    if proposal is not None:
-        yield proposal
+    yield _around_loop(site, flow, block) if site.loops else _in_class(site, flow, block)
 
 
 def _appending(site: Site) -> ast.With | None:

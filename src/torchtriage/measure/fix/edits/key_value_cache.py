@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
-from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
 from torchtriage.measure.fix.statements import (
     bound,
     free_name,
@@ -26,6 +26,7 @@ CACHE = re.compile(r"past|cache|kvs?$|kv_|state")
 WHAT = "keep keys and values, and run only the new token"
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield a cache for the loop of generation around the line, or for the call of ``generate`` at it."""
     module = site.module
@@ -35,10 +36,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             yield Proposal(set_keywords(module, call.node, {"use_cache": "True"}), WHAT)
             return
     for loop in site.loops:
-        edits = _edits(module, loop)
-        if edits:
-            yield Proposal(edits, WHAT)
-            return
+        yield Proposal(_edits(module, loop), WHAT)
 
 
 def _edits(module: Module, loop: Loop) -> tuple[SourceEdit, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.syntax import keyword, path_of, walk, whole_number
 from torchtriage.measure.fix.edits._settings import origin_of
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import body_of, complete, free_name, insert_before, source
 
 CODES = frozenset({"KRN105"})
@@ -24,6 +24,7 @@ MIXES = re.compile(
 KNOWN = frozenset({"ignore_index", "weight", "label_smoothing"})
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield ``cross_entropy(head(h[picked]), labels[picked])`` with ``picked = labels != -100`` before it."""
     module, scope = site.module, site.function or site.module.tree
@@ -52,9 +53,8 @@ def propose(site: Site) -> Iterator[Proposal]:
                 replace_node(call.args[1], f"{labels.id}[{picked}]"),
             )
         )
-        if picked and edits:
+        if picked:
             yield Proposal(edits, "compute the logits of positions with a label alone")
-            return
 
 
 def _unflattened(node: ast.expr) -> ast.expr:

@@ -9,7 +9,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
 from torchtriage.measure.fix.edits._settings import origin_of
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import source
 
 CODES = frozenset({"DAT109", "HST110", "HST020", "HST114", "HST101"})
@@ -17,6 +17,7 @@ SETS = frozenset({"ImageFolder", "DatasetFolder", "CIFAR10", "CIFAR100"})
 """Of torchvision, with a list of numbers as targets."""
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the comprehension or loop at the line over labels alone."""
     statement = site.statement
@@ -25,10 +26,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     loops: list[ast.For | ast.comprehension] = [item for item in nodes if isinstance(item, ast.comprehension)]
     loops += [statement] if isinstance(statement, ast.For) else []
     for loop in loops:
-        edits = _edits(site.module, loop)
-        if edits:
-            yield Proposal(edits, "take the labels, and load no samples", per_run=True)
-            return
+        yield Proposal(_edits(site.module, loop), "take the labels, and load no samples", per_run=True)
 
 
 def _edits(module: Module, loop: ast.For | ast.comprehension) -> tuple[SourceEdit, ...]:

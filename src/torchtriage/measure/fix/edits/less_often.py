@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.measure.fix.edits._flow import flow_of
-from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
 from torchtriage.measure.fix.statements import bound, free_name, indent_of, insert_after, move_before, source, wrap
 
 CODES = words("""
@@ -34,7 +34,8 @@ SAVES = re.compile(r"(^|[._])(save|dump|ckpt|checkpoint|backup|snapshot)(?![a-z]
 MODES = re.compile(r"\.(eval|train)\((True|False)?\)$")
 
 
-def propose(site: Site) -> Iterator[Proposal]:
+@first_only
+def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield the report in the condition that shows it, else under a condition of its own with the loop's counter."""
     statement, loop, function = site.statement, site.step_loop, site.function
     if statement is None or statement is loop:
@@ -48,11 +49,8 @@ def propose(site: Site) -> Iterator[Proposal]:
     at = next((number for number, item in enumerate(body) if item.lineno <= site.line <= (item.end_lineno or 0)), None)
     if at is None or _is_rare(body[at]):
         return
-    proposal = _into_condition(site, body, at, loop)
-    if proposal is None:
-        proposal = _under_condition(site, body, at, loop)
-    if proposal is not None:
-        yield proposal
+    yield _into_condition(site, body, at, loop)
+    yield _under_condition(site, body, at, loop)
 
 
 def _is_rare(statement: ast.stmt) -> bool:

@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.base import replace_node
 from torchtriage.diagnose.lint.facts import Class, Module, SourceCall
 from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.measure.fix.edits._torch import calls_at, function_at, torch_in
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import assigned_pairs, remove, source
 
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH015", "LCH016"})
@@ -30,6 +30,7 @@ USED = frozenset({"step", "zero_grad", "state_dict", "param_groups"})
 DECOUPLED = r"1(\.0)?\s*-\s*[\w.\[\]\"']*\s*\*\s*[\w.\[\]\"']*(wd|decay)"
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the optimizer of PyTorch that takes the same options; the trial shows whether it is the same."""
     module, function = site.module, function_at(site)
@@ -49,7 +50,6 @@ def propose(site: Site) -> Iterator[Proposal]:
             imports = torch_in(module)[1]
             what = f"{text.partition('(')[0]} in the place of {owner.name}"
             yield Proposal((replace_node(made[0].node, text), out, *imports), what)
-            return
 
 
 def _is_known(module: Module, owner: Class, target: str) -> bool:

@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of, meets
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import (
     alias_of,
     assigned_pairs,
@@ -25,24 +25,20 @@ from torchtriage.measure.fix.statements import (
 CODES = words("HST020 HST106 HST111 HST114 HST118 LCH017 LCH105 DAT018 DAT019 DAT110 DAT113 HST135")
 
 
-def propose(site: Site) -> Iterator[Proposal]:
+@first_only
+def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield a set for ``x in items``, a dictionary for ``items.index(x)``, a deque for ``items.pop(0)``."""
     statement = site.statement
     if statement is None:
         return
     for node in _own_parts(statement):
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn):
-            proposal = _looked_up(site, statement, node, node.comparators[0], "")
+            yield _looked_up(site, statement, node, node.comparators[0], "")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "index":
-            proposal = _looked_up(site, statement, node, node.func.value, "index") if len(node.args) == 1 else None
+            yield _looked_up(site, statement, node, node.func.value, "index") if len(node.args) == 1 else None
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "pop":
-            first = len(node.args) == 1 and literal(node.args[0]) == 0
-            proposal = _deque(site, path_of(node.func.value)) if first else None
-        else:
-            continue
-        if proposal is not None:
-            yield proposal
-            return
+            from_front = len(node.args) == 1 and literal(node.args[0]) == 0
+            yield _deque(site, path_of(node.func.value)) if from_front else None
 
 
 def _own_parts(statement: ast.stmt) -> Iterator[ast.AST]:

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
-from torchtriage.measure.fix.statements import bound, free_name, insert_before, replaced_in, source, statement_edit
+from torchtriage.measure.fix.statements import (
+    bound,
+    complete,
+    free_name,
+    insert_before,
+    replaced_in,
+    source,
+    statement_edit,
+)
 
 CODES = frozenset({"DAT107", "DAT018", "DAT019", "LCH105", "HST020", "HST114"})
 CHANGES = "each step takes the next batch of the epoch, not the first one of a new epoch"
@@ -31,10 +39,8 @@ def propose(site: Site) -> Iterator[Proposal]:
     row = replaced_in(module, statement, (taken, f"next({name})"))
     indented = row.replace("\n", "\n    ")
     new = f"try:\n    {indented}\nexcept StopIteration:\n    {started}\n    {indented}"
-    edits = insert_before(module, outermost, started), statement_edit(module, statement, new)
-    if edits[0] is not None and edits[1] is not None:
-        what = f"go through {source(module, loader)} with one iterator"
-        yield Proposal((edits[0], edits[1]), what, CHANGES)
+    edits = complete((insert_before(module, outermost, started), statement_edit(module, statement, new)))
+    yield Proposal(edits, f"go through {source(module, loader)} with one iterator", CHANGES)
 
 
 def _is_first(node: ast.AST) -> bool:

@@ -14,7 +14,7 @@ from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.edits._lasting import has_other_values
 from torchtriage.measure.fix.edits._loaders import REORDERED, draws, shuffles
 from torchtriage.measure.fix.edits._settings import constant_of
-from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
 from torchtriage.measure.fix.statements import (
     again,
     edits_between,
@@ -29,6 +29,7 @@ CODES = frozenset({"DAT018", "DAT019", "DAT113", "HST105", "LCH105", "HST020", "
 DRAWS = re.compile(r"\brandom\b|rand(n|int|perm)?\(|epoch|seed|shuffle\(|Generator")
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the loader of the line, or what the line calls to make one, moved out of the loops around it."""
     module = site.module
@@ -40,7 +41,6 @@ def propose(site: Site) -> Iterator[Proposal]:
                 thing = "loader" if _is_loader(module, call) else "data"
                 edits = edits_between(module.text, text)
                 yield Proposal(edits, f"make the {thing} once, before the loop", _changes(module, call))
-                return
 
 
 def _changes(module: Module, call: SourceCall) -> str:

@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.syntax import names_in
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, loads, meets
 from torchtriage.measure.fix.edits._lasting import is_work
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import body_of, bound, complete, insert_after, move_before, remove, source
 
 CODES = words("""
@@ -21,6 +21,7 @@ LEARNED = re.compile(r"\.(grad|data|weight|bias)\b|parameters\(|state_dict")
 """What an optimizer changes, or drops, between here and there."""
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the statement at the line moved, with those before it that nothing else needs."""
     flow, body = flow_of(site.module), body_of(site.module, site.statement) if site.statement is not None else None
@@ -28,9 +29,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         return
     for moved in (_together(site, flow, body), [site.statement]):
         edits = _into_condition(site, flow, body, moved) or _after_loop(site, flow, body, moved)
-        if edits:
-            yield Proposal(edits, f"compute line {site.statement.lineno}'s value only where it is needed")
-            return
+        yield Proposal(edits, f"compute line {site.statement.lineno}'s value only where it is needed")
 
 
 def _target(flow: Flow, statement: ast.stmt) -> set[str]:

@@ -11,6 +11,7 @@ from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.edits._torch import calls_at
 from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.statements import complete
 
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH016", "OPT041"})
 
@@ -52,9 +53,8 @@ def _faster(module: Module, call: SourceCall) -> Iterator[Proposal]:
     if any(literal(keyword(call.node, name)) is True for name in ("fused", "foreach", "differentiable")):
         return
     edit = _replaced(call, option) or add_keyword(module.text, call.node, option, "True")
-    if edit is not None:
-        shown = name if name.isidentifier() else "optimizer"
-        yield Proposal((edit,), f"update all parameters at once: {shown}(..., {option}=True)")
+    shown = name if name.isidentifier() else "optimizer"
+    yield Proposal(complete((edit,)), f"update all parameters at once: {shown}(..., {option}=True)")
 
 
 def _replaced(call: SourceCall, option: str) -> SourceEdit | None:

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.measure.fix.edits._flow import flow_of, meets
-from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import insert_after, source
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
+from torchtriage.measure.fix.statements import complete, insert_after, source
 
 CODES = frozenset({"KRN070"})
 FORWARD = {"torch.fft.irfft": "torch.fft.rfft", "torch.fft.ifft": "torch.fft.fft"}
 LENGTHS = ("{}.shape[-1]", "{}.size(-1)")
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield ``n += -n % step`` below ``n = x.shape[-1] + h.shape[-1] - 1``, where the result is cut anyway."""
     if "torch.jit" in site.module.text:
@@ -28,10 +29,9 @@ def propose(site: Site) -> Iterator[Proposal]:
             continue
         # 5 leading bits: no factor above 31, and 6 % more at most
         text = f"{length.id} += -{length.id} % (1 << max({length.id}.bit_length() - 5, 0))"
-        edit = insert_after(site.module, node, text) if _only_pads(site.module, node, length) else None
-        if edit is not None:
-            yield Proposal((edit,), f"pad the transforms of line {node.lineno} to a length of small factors")
-            return
+        if _only_pads(site.module, node, length):
+            what = f"pad the transforms of line {node.lineno} to a length of small factors"
+            yield Proposal(complete((insert_after(site.module, node, text),)), what)
 
 
 def _only_pads(module: Module, made: ast.Assign, length: ast.Name) -> bool:

@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import indices, names_in, path_of
 from torchtriage.measure.fix.edits._flow import flow_of
 from torchtriage.measure.fix.edits._turns import is_tensor, is_whole
-from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
 from torchtriage.measure.fix.statements import bound, free_name, insert_before, source
 
 CODES = frozenset({"KRN072"})
@@ -28,15 +28,13 @@ class Part(NamedTuple):
     place: ast.expr
 
 
-def propose(site: Site) -> Iterator[Proposal]:
+@first_only
+def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield ``parts = x.unbind(1)`` before a loop with ``x[:, t]``, which becomes ``parts[t]``."""
     for loop in site.loops:
         parts = list(_parts(site.module, loop))
         for path in dict.fromkeys(path_of(part.node.value) for part in parts):
-            proposal = _proposal(site, loop, path, [part for part in parts if path_of(part.node.value) == path])
-            if proposal is not None:
-                yield proposal
-                return
+            yield _proposal(site, loop, path, [part for part in parts if path_of(part.node.value) == path])
 
 
 def _proposal(site: Site, loop: Loop, path: str, parts: list[Part]) -> Proposal | None:

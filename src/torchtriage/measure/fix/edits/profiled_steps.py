@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.edits import add_keyword
 from torchtriage.diagnose.lint.syntax import keyword
 from torchtriage.diagnose.lint.torch_names import words
-from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
 from torchtriage.measure.fix.statements import complete, insert_after, insert_before, module_in, source
 
 CODES = words("MSR045 HST020 HST114")
 PROFILERS = words("torch.profiler.profile torch.profiler.profiler.profile")
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield a schedule for ``torch.profiler.profile``, and its ``step()`` at the end of the loop that it is around."""
     module = site.module
@@ -37,9 +38,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         given = add_keyword(module.text, call, "schedule", "few_steps")
         step = insert_after(module, loop.body[-1], f"{item.optional_vars.id}.step()")
         edits = [insert_before(module, node, f"few_steps = {schedule}"), given, step, *imports]
-        if all(edits):
-            yield Proposal(complete(edits), "profile a few steps only", "the profile covers three steps")
-            return
+        yield Proposal(complete(edits), "profile a few steps only", "the profile covers three steps")
 
 
 def _innermost(site: Site, block: ast.With) -> Loop | None:

@@ -13,7 +13,7 @@ from torchtriage.diagnose.lint.work_words import RANDOM
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, meets
 from torchtriage.measure.fix.edits._lasting import outdented, same
 from torchtriage.measure.fix.edits.less_often import counter_of
-from torchtriage.measure.fix.proposal import Loop, Proposal, Site
+from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
 from torchtriage.measure.fix.statements import body_of, free_name, insert_before, source
 
 CODES = words("LCH103 LCH105 LCH111 HST020 HST114 CFG043 CFG042 OPT101 LCH014")
@@ -26,20 +26,15 @@ FROZEN = re.compile(
 )
 
 
-def propose(site: Site) -> Iterator[Proposal]:
+@first_only
+def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield one call instead of two that are the same, then a table of what a frozen model gives for each batch."""
     flow, statement = flow_of(site.module), site.statement
     if statement is None:
         return
     calls = [part for part in ast.walk(statement) if isinstance(part, ast.Call) and _runs(flow, part)]
-    for call in calls:
-        if (proposal := _second(site, flow, call)) is not None:
-            yield proposal
-            return
-    for call in calls:
-        if (proposal := _kept(site, flow, call, statement)) is not None:
-            yield proposal
-            return
+    yield from (_second(site, flow, call) for call in calls)
+    yield from (_kept(site, flow, call, statement) for call in calls)
 
 
 def _runs(flow: Flow, call: ast.Call) -> bool:

@@ -9,12 +9,13 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import SourceFunction
 from torchtriage.diagnose.lint.samples import Samples, samples_of
 from torchtriage.diagnose.lint.syntax import path_of
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import insert_after, source
 
 CODES = frozenset({"DAT110", "HST111", "HST114", "HST020", "HST118", "DAT018"})
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the lookup of what ``self.table[self.table["key"] == key]`` selects."""
     samples = samples_of(site.module)
@@ -25,10 +26,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     init = function.owner.methods.get("__init__")
     for node in ast.walk(statement) if init is not None and init.owner is function.owner else ():
         if isinstance(node, ast.Subscript):
-            edits = _edits(samples, function, node)
-            if edits:
-                yield Proposal(edits, "group the rows by their key once")
-                return
+            yield Proposal(_edits(samples, function, node), "group the rows by their key once")
 
 
 def _edits(samples: Samples, function: SourceFunction, node: ast.Subscript) -> tuple[SourceEdit, ...]:

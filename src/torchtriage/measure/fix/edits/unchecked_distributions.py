@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import imported, insert_after_imports
+from torchtriage.measure.fix.statements import complete, imported, insert_after_imports
 
 CODES = frozenset({"HST125"})
 CHECKED = frozenset({"cdf", "icdf", "log_prob", "rsample", "sample"})
@@ -33,8 +33,7 @@ def propose(site: Site) -> Iterator[Proposal]:
                 continue
             name, edits = imported(module, f"{PACKAGE}.Distribution")
         edit = insert_after_imports(module, node, f"{name}.set_default_validate_args(False)")
-        if edit is not None:
-            yield Proposal((*edits, edit), "leave out the checks of distributions' arguments")
+        yield Proposal(complete((*edits, edit)), "leave out the checks of distributions' arguments")
         return
 
 

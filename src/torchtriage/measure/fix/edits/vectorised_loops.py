@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import indices, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import written
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import bound, indent_of
 
 CODES = words("HST020 HST110 HST114 LCH014 LCH015 LCH017 LCH108 LCH109 SYN001 DAT018 DAT019 DAT114 CPY102 HST055")
@@ -28,6 +28,7 @@ FUNCTIONS = {
 }
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the outermost loop around the line, or that begins at it, whose turns can be done at once."""
     for loop in reversed(site.loops):
@@ -42,7 +43,6 @@ def propose(site: Site) -> Iterator[Proposal]:
             continue
         edit = replace_node(loop, f"\n{indent}".join(rows))
         yield Proposal((edit,), f"compute all elements of the loop in line {loop.lineno} at once")
-        return
 
 
 class _NotElementwiseError(Exception):

@@ -25,7 +25,7 @@ from torchtriage.measure.fix.edits._turns import (
     mapped,
     rest_of,
 )
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import INDENT, bound, free_name, indent_of, replaced_in, source
 
 CODES = words("LCH017 LCH102 LCH107 LCH109 LCH014 HST020 HST114 LCH105")
@@ -61,16 +61,15 @@ class Sink:
     axis: int = 0
 
 
-def propose(site: Site) -> Iterator[Proposal]:
+@first_only
+def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield the loop around the line, or the comprehension at it, over what is computed of each row of tensors."""
     for loop in site.loops:
-        if isinstance(loop, ast.For) and (proposal := _asked(site, loop)) is not None:
-            yield proposal
-            return
+        if isinstance(loop, ast.For):
+            yield _asked(site, loop)
     for node in ast.walk(site.statement) if isinstance(site.statement, ast.Assign | ast.Return | ast.AugAssign) else ():
-        if isinstance(node, ast.ListComp | ast.GeneratorExp) and (proposal := _asked(site, node)) is not None:
-            yield proposal
-            return
+        if isinstance(node, ast.ListComp | ast.GeneratorExp):
+            yield _asked(site, node)
 
 
 def _asked(site: Site, node: ast.For | ast.ListComp | ast.GeneratorExp) -> Proposal | None:

@@ -11,13 +11,14 @@ from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of
 from torchtriage.diagnose.lint.work_words import PURE_BUILTINS, PURE_METHODS
 from torchtriage.measure.fix.edits._flow import FORM, flow_of, loads, meets
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import end_of, imported, insert_after, source
 
 CODES = frozenset({"HST121", "HST020", "HST114", "LCH105"})
 NUMBER = re.compile(r"(^|[._])(n|num|len|size|count|total|vocab\w*)(_|$)|(^|_)n[A-Z]|_size$|_count$|^len\(")
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the draw at the line from sums that are made where the weights are."""
     module = site.module
@@ -31,9 +32,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             edits = _of_choices(module, node, weights)
         else:
             continue
-        if edits:
-            yield Proposal(edits, f"sum {source(module, weights)} up once for all draws")
-            return
+        yield Proposal(edits, f"sum {source(module, weights)} up once for all draws")
 
 
 def _of_choice(module: Module, node: ast.Call, weights: ast.expr) -> tuple[SourceEdit, ...]:

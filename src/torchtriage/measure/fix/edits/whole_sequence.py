@@ -9,7 +9,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, add_keyword, replace_nod
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import argument, indices, path_of
 from torchtriage.measure.fix.edits._settings import origin_of
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import complete, remove, source, statement_edit
 
 CODES = frozenset({"LCH106", "LCH109", "LCH014", "LCH015", "LCH017", "HST020", "HST114"})
@@ -17,14 +17,12 @@ NAMES = "parameters have other names: old checkpoints do not load"
 CELLS = frozenset({"torch.nn.LSTMCell", "torch.nn.GRUCell", "torch.nn.RNNCell"})
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the layer for the loop around the line that runs a cell and keeps its outputs."""
     for loop in site.loops:
         if isinstance(loop, ast.For):
-            edits = _edits(site, loop)
-            if edits:
-                yield Proposal(edits, "run the recurrent layer over the whole sequence", NAMES)
-                return
+            yield Proposal(_edits(site, loop), "run the recurrent layer over the whole sequence", NAMES)
 
 
 def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:

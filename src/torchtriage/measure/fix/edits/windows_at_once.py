@@ -13,7 +13,7 @@ from torchtriage.diagnose.lint.syntax import indices, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of
 from torchtriage.measure.fix.edits._turns import is_tensor
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import body_of, bound, complete, remove, source
 
 CODES = words("LCH017 LCH105 LCH107 LCH109 LCH014 HST020 HST106 HST110 HST111 HST114 CPY102 DAT018 DAT114")
@@ -22,13 +22,12 @@ SIMPLE = ast.Name | ast.Attribute | ast.Call | ast.Constant | ast.Subscript
 COUNTS = words("len size int min")
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield ``x[arange(n)[:, None] + arange(w)]`` for ``xs.append(x[i : i + w])`` and ``torch.stack(xs)`` below."""
     for loop in site.loops:
-        edits = _edits(site, loop) if isinstance(loop, ast.For) else ()
-        if edits:
-            yield Proposal(edits, f"take the windows of the loop in line {loop.lineno} at once")
-            return
+        if isinstance(loop, ast.For):
+            yield Proposal(_edits(site, loop), f"take the windows of the loop in line {loop.lineno} at once")
 
 
 def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:

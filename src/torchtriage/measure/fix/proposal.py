@@ -10,7 +10,7 @@ from itertools import islice
 
 from torchtriage.core.finding import Finding
 from torchtriage.diagnose.lint.edits import SourceEdit
-from torchtriage.diagnose.lint.facts import Module, SourceLoop
+from torchtriage.diagnose.lint.facts import Module, SourceFunction, SourceLoop
 
 Loop = ast.For | ast.AsyncFor | ast.While
 
@@ -44,11 +44,7 @@ class Site:
     @cached_property
     def statement(self) -> ast.stmt | None:
         """The innermost statement at the line."""
-        at = [
-            node
-            for node in ast.walk(self.module.tree)
-            if isinstance(node, ast.stmt) and node.lineno <= self.line <= (node.end_lineno or node.lineno)
-        ]
+        at = [node for node in ast.walk(self.module.tree) if isinstance(node, ast.stmt) and self.holds(node)]
         return max(at, key=lambda node: (node.lineno, node.col_offset), default=None)
 
     @cached_property
@@ -58,6 +54,20 @@ class Site:
         while node is not None and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node = self.module.parents.get(node)
         return node
+
+    @cached_property
+    def known_function(self) -> SourceFunction | None:
+        """What lint knows of the function around the line."""
+        return next((item for item in self.module.functions if item.node is self.function), None)
+
+    @property
+    def scope(self) -> ast.AST:
+        """The function around the line, or the whole file."""
+        return self.function or self.module.tree
+
+    def holds(self, node: ast.expr | ast.stmt) -> bool:
+        """Return whether the line is one of a node's."""
+        return node.lineno <= self.line <= (node.end_lineno or node.lineno)
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:

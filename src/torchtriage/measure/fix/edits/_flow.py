@@ -118,12 +118,7 @@ class Flow:
     def __init__(self, module: Module) -> None:
         self.module = module
         self.facts = FileFacts(module)
-        self.functions: dict[ast.AST, SourceFunction] = {function.node: function for function in module.functions}
         self._pure: dict[SourceFunction, bool] = {}
-
-    def function(self, node: ast.AST | None) -> SourceFunction | None:
-        """Return what is known of a function by its syntax."""
-        return self.functions.get(node) if node is not None else None
 
     def call(self, node: ast.Call) -> SourceCall | None:
         """Return what is known of a call by its syntax."""

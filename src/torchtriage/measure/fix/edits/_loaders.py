@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from torchtriage.diagnose.lint.facts import Module, SourceCall
+from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
 from torchtriage.diagnose.lint.samples import samples_of
 from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of
 from torchtriage.diagnose.lint.torch_names import DATASETS, LOADERS
@@ -40,9 +40,9 @@ def draws(module: Module, call: SourceCall) -> bool:
 
 def loaders_at(site: Site) -> list[SourceCall]:
     """Return the constructions of the loader that a line makes, goes over, or makes samples for."""
-    module, line = site.module, site.line
+    module = site.module
     calls = [call for call in module.called(*LOADERS) if not call.context.aside]
-    made = [call for call in calls if call.node.lineno <= line <= (call.node.end_lineno or line)]
+    made = [call for call in calls if site.holds(call.node)]
     if made:
         return made
     owner = sample_class(site)
@@ -92,7 +92,12 @@ def hands_out_rows(module: Module, call: SourceCall) -> bool:
 
 def sample_class(site: Site) -> ast.ClassDef | None:
     """Return the class of the data set whose samples the line makes, itself or in what a sample calls."""
-    samples = samples_of(site.module)
-    here = [function for function in samples.functions if function.node is site.function]
-    owners = [function.owner for function in (*here, *(samples.roots if here else ())) if function.owner is not None]
-    return owners[0].node if owners else None
+    here = sample_function(site)
+    makers = [here, *samples_of(site.module).roots] if here is not None else []
+    return next((function.owner.node for function in makers if function.owner is not None), None)
+
+
+def sample_function(site: Site) -> SourceFunction | None:
+    """Return the function around the line, where it runs for each sample."""
+    function = site.known_function
+    return function if function in samples_of(site.module).functions else None

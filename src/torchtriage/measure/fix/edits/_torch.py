@@ -44,11 +44,6 @@ def calls_at(site: Site) -> list[SourceCall]:
     return [call for call in site.module.calls if call.node in own]
 
 
-def function_at(site: Site) -> SourceFunction | None:
-    """Return what is known of the function around the line."""
-    return next((item for item in site.module.functions if item.node is site.function), None)
-
-
 def called_by_training(module: Module, function: SourceFunction) -> bool:
     """Return whether a function or loop that takes gradients calls a function, at any depth."""
     waiting, seen = [function], {function}

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.facts import Class, Module
-from torchtriage.diagnose.lint.samples import samples_of
 from torchtriage.diagnose.lint.syntax import literal, path_of
 from torchtriage.measure.fix.edits._escapes import escapes
 from torchtriage.measure.fix.edits._flow import flow_of
+from torchtriage.measure.fix.edits._loaders import sample_function
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import complete, insert_after
 
@@ -20,8 +20,7 @@ MAYBE = (ast.If, ast.IfExp, ast.Try, ast.BoolOp)
 @first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the arrays as a dictionary for the archives that what runs for each sample asks at the line."""
-    module, samples = site.module, samples_of(site.module)
-    function = next((item for item in samples.functions if item.node is site.function), None)
+    module, function = site.module, sample_function(site)
     owner = function.owner if function is not None else None
     for node in ast.walk(site.statement) if site.statement is not None and owner is not None else ():
         name = path_of(node.value) if isinstance(node, ast.Subscript) and isinstance(literal(node.slice), str) else ""

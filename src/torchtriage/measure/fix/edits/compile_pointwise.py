@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.base import compiled, decorate
 from torchtriage.diagnose.lint.facts import Module, SourceFunction
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.torch_names import words
-from torchtriage.measure.fix.edits._torch import calls_at, function_at, torch_in
+from torchtriage.measure.fix.edits._torch import calls_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import complete, insert_after, source
 
@@ -34,7 +34,7 @@ UNFIT = re.compile(
 @first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the decorator for the chain that the line is part of, or ``compile()`` of the model that it calls."""
-    module, function = site.module, function_at(site)
+    module, function = site.module, site.known_function
     if any(compiled(call.context) for call in calls_at(site)):
         return
     if function is not None and _is_chain(module, function):
@@ -82,7 +82,7 @@ def _model(site: Site) -> Iterator[Proposal]:
         return
     for call in calls_at(site):
         path, function = path_of(call.node.func), call.context.function
-        inside = function is not None and function.owner is not None and function.owner.is_module
+        inside = function is not None and function.in_module
         if call.receiver.kind != "module" or not path or inside or call.receiver.of.endswith("Loss"):
             continue
         made = [item for item in module.assigns if item.target == path and item.how == "="]

@@ -15,7 +15,7 @@ from torchtriage.diagnose.lint.torch_names import LOADERS, words
 from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.diagnose.lint.work_words import PURE_BUILTINS, PURE_METHODS
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, loads, meets
-from torchtriage.measure.fix.edits._loaders import data_of, loaders_at
+from torchtriage.measure.fix.edits._loaders import data_of, loaders_at, sample_function
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import bound, complete, insert_after, source, statement_edit, wrap
 
@@ -45,7 +45,7 @@ def _getters(site: Site) -> list[SourceFunction]:
     """Return what makes samples at the line, or for the loader at the line."""
     samples = samples_of(site.module)
     getters = [item for item in samples.roots if item.name == "__getitem__" and item.owner is not None]
-    here = next((item for item in samples.functions if item.node is site.function), None)
+    here = sample_function(site)
     if here is not None:
         return [item for item in getters if item is here or here in site.module.reached(item.node)]
     if site.finding.code not in LOADING:
@@ -159,7 +159,7 @@ def _does_work(statement: ast.stmt) -> bool:
 def _holds(site: Site, statement: ast.stmt, getter: SourceFunction) -> bool:
     """Return whether a statement of a getter runs the line of the finding."""
     if site.function is getter.node:
-        return statement.lineno <= site.line <= (statement.end_lineno or statement.lineno)
+        return site.holds(statement)
     return any(item.node is site.function for item in site.module.reached(statement))
 
 

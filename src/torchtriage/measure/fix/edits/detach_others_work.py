@@ -36,7 +36,7 @@ class _Chain:
 
     def __init__(self, site: Site, makers: Set[str]) -> None:
         self.site, self.makers = site, makers
-        self.scope = site.function or site.module.tree
+        self.scope = site.scope
         self.kept = {
             path_of(target)
             for node in walk(site.module.tree)

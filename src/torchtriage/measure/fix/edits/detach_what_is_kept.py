@@ -49,7 +49,7 @@ def _kept(statement: ast.stmt) -> tuple[list[ast.expr], str]:
 
 def _is_differentiated(site: Site, name: str) -> bool:
     """Return whether ``backward()`` is called on the name, or on something that is computed from it."""
-    scope = site.function or site.module.tree
+    scope = site.scope
     if not name:
         return False
     from_it = {name}

@@ -19,7 +19,7 @@ REDUCES = words("sum mean norm amax amin prod")
 
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the products of the function around the line with ``torch.diag(v)``, ``v`` : a sum over one dimension."""
-    module, around = site.module, site.function or site.module.tree
+    module, around = site.module, site.scope
     nodes = list(ast.walk(around))
     made: dict[str, tuple[ast.Call, ast.expr]] = {}
     for node in nodes:

@@ -149,12 +149,12 @@ def _stays(site: Site, path: str, node: ast.AST) -> bool:
     if not _is_array(site, path) or takes_steps(node) or meets(path, flow.changes([node])):
         return False
     changed = changed_in_place(module, node) | flow.handed([node])
-    return not any(meets(item, changed) for item in shared(module, site.function or module.tree, [path]))
+    return not any(meets(item, changed) for item in shared(module, site.scope, [path]))
 
 
 def _is_array(site: Site, path: str) -> bool:
     """Return whether what is read is a tensor, as far as its function shows, and no list or array of numpy."""
-    scope = site.function or site.module.tree
+    scope = site.scope
     known = is_tensor(site.module, path, scope)
     assigned = [node for node in ast.walk(scope) if isinstance(node, ast.Assign)]
     made = [node.value for node in assigned if path in map(path_of, node.targets)]

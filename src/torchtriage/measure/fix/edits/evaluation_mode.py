@@ -22,7 +22,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     for call in calls_at(site):
         path = path_of(call.node.func)
         function = call.context.function
-        inside = function is not None and function.owner is not None and function.owner.is_module
+        inside = function is not None and function.in_module
         if call.receiver.kind != "module" or not path or path.endswith(".forward") or inside:
             continue
         if any(path_of(other.owner) == path for other in site.module.sent("eval") if other.owner is not None):

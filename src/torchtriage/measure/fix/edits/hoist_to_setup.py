@@ -26,7 +26,7 @@ ELSEWHERE = re.compile(r",\s*device=[\w.]+\.device|\.to\([\w.]+\.device\)")
 def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield the move of what the statement at the line makes of settings alone."""
     statement, flow = site.statement, flow_of(site.module)
-    function = flow.function(site.function)
+    function = site.known_function
     if function is None or statement is None or isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
         return
     if function.name == "__init__" or not _is_called_again(flow, function, READS.search(site.module.text_of(function))):

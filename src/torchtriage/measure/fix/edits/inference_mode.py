@@ -10,7 +10,7 @@ from pathlib import Path
 from torchtriage.diagnose.lint.base import decorate
 from torchtriage.diagnose.lint.facts import Module, SourceFunction
 from torchtriage.diagnose.lint.rules._trained import GRADIENTS, takes_gradients
-from torchtriage.measure.fix.edits._torch import called_by_training, calls_at, function_at, torch_in
+from torchtriage.measure.fix.edits._torch import called_by_training, calls_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import wrap
 
@@ -34,11 +34,11 @@ def propose(site: Site) -> Iterator[Proposal]:
 
 def _at(site: Site) -> Iterator[Proposal]:
     calls = calls_at(site)
-    function = function_at(site)
+    function = site.known_function
     if any(call.context.no_grad for call in calls) or (function is not None and _is_off(function)):
         return
     if function is not None and not takes_gradients(site.module, function.node, TRAINS):
-        if function.owner is not None and function.owner.is_module and function.name == "forward":
+        if function.in_module and function.name == "forward":
             return  # whoever calls a module says whether it is differentiated
         if not _is_own(site) and called_by_training(site.module, function):
             return
@@ -88,7 +88,7 @@ def _callees(site: Site) -> Iterator[Proposal]:
         return
     for call in calls_at(site):
         callee = call.callee
-        plain = callee is not None and (callee.owner is None or not callee.owner.is_module) and callee.runs_module
+        plain = callee is not None and not callee.in_module and callee.runs_module
         if callee is None or not plain or _is_off(callee) or takes_gradients(site.module, callee.node, TRAINS):
             continue
         if sum(edge is callee for _, edge in site.module.edges) == 1:

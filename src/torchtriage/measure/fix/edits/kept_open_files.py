@@ -75,7 +75,7 @@ def _around_loop(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
 def _in_class(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
     """Open in ``__init__`` what a method appends to at each call."""
     module, item = site.module, block.items[0]
-    function = flow.function(site.function)
+    function = site.known_function
     owner = function.owner if function is not None else None
     init = owner.methods.get("__init__") if owner is not None else None
     if function is None or owner is None or init is None or init is function or init.owner is not owner:

@@ -31,7 +31,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     """Yield a cache for the loop of generation around the line, or for the call of ``generate`` at it."""
     module = site.module
     for call in module.calls:
-        near = call.node.lineno <= site.line <= (call.node.end_lineno or 0)
+        near = site.holds(call.node)
         if near and literal(keyword(call.node, "use_cache")) is False and not module.trains:
             yield Proposal(set_keywords(module, call.node, {"use_cache": "True"}), WHAT)
             return

@@ -27,9 +27,9 @@ KNOWN = frozenset({"ignore_index", "weight", "label_smoothing"})
 @first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield ``cross_entropy(head(h[picked]), labels[picked])`` with ``picked = labels != -100`` before it."""
-    module, scope = site.module, site.function or site.module.tree
+    module, scope = site.module, site.scope
     for call in walk(scope):
-        if not isinstance(call, ast.Call) or not call.lineno <= site.line <= (call.end_lineno or call.lineno):
+        if not isinstance(call, ast.Call) or not site.holds(call):
             continue
         if module.name_of(call.func) != FUNCTION or len(call.args) != 2:
             continue

@@ -46,7 +46,7 @@ def propose(site: Site) -> Iterator[Proposal | None]:
     if loop is None and (function is None or not _is_report(site, [statement])):
         return
     body = loop.body if loop is not None else function.body if function is not None else []
-    at = next((number for number, item in enumerate(body) if item.lineno <= site.line <= (item.end_lineno or 0)), None)
+    at = next((number for number, item in enumerate(body) if site.holds(item)), None)
     if at is None or _is_rare(body[at]):
         return
     yield _into_condition(site, body, at, loop)
@@ -88,9 +88,7 @@ def _into_condition(site: Site, body: list[ast.stmt], at: int, loop: Loop | None
         return None
     names = bound([statement])
     if names:
-        reads = [
-            item for item in ast.walk(site.function or module.tree) if isinstance(item, ast.Name) and item.id in names
-        ]
+        reads = [item for item in ast.walk(site.scope) if isinstance(item, ast.Name) and item.id in names]
         inside = set(ast.walk(target)) | set(ast.walk(statement))
         if any(isinstance(item.ctx, ast.Load) and item not in inside for item in reads):
             return None
@@ -129,7 +127,7 @@ def _under_condition(site: Site, body: list[ast.stmt], at: int, loop: Loop | Non
     edits = [*more, *wrap(module, block, f"if {counter} % {every} == 0:")]
     later = names & {
         node.id
-        for node in ast.walk(site.function or module.tree)
+        for node in ast.walk(site.scope)
         if isinstance(node, ast.Name) and node not in inside and isinstance(node.ctx, ast.Load)
     }
     if loop is not None and (later or site.finding.code == "HST102" or _saves(module, block)):

@@ -19,7 +19,7 @@ CODES = words("KRN102 HST114 LCH014 LCH015 LCH105")
 
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the distances of the function around the line, one after another."""
-    for node in ast.walk(site.function or site.module.tree):
+    for node in ast.walk(site.scope):
         if isinstance(node, ast.Call) and (edits := _distances(site, node)):
             yield Proposal(edits, "compute the distances of all pairs with torch.cdist")
 

@@ -23,7 +23,7 @@ SUMS = words("dim axis keepdim")
 
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield each ``m + log(sum(exp(x - m)))`` of the function around the line: it is the same for any ``m``."""
-    for node in ast.walk(site.function or site.module.tree):
+    for node in ast.walk(site.scope):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             for shift, logarithm in ((node.left, node.right), (node.right, node.left)):
                 edits = _edits(site.module, node, shift, logarithm)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import replace_node
 from torchtriage.diagnose.lint.facts import Class, Module, SourceCall
-from torchtriage.diagnose.lint.syntax import literal, path_of
-from torchtriage.measure.fix.edits._torch import calls_at, function_at, torch_in
+from torchtriage.diagnose.lint.syntax import defaults, literal, path_of
+from torchtriage.measure.fix.edits._torch import calls_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import assigned_pairs, remove, source
 
@@ -33,7 +33,7 @@ DECOUPLED = r"1(\.0)?\s*-\s*[\w.\[\]\"']*\s*\*\s*[\w.\[\]\"']*(wd|decay)"
 @first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the optimizer of PyTorch that takes the same options; the trial shows whether it is the same."""
-    module, function = site.module, function_at(site)
+    module, function = site.module, site.known_function
     owners = [function.owner] if function is not None else []
     owners += [callee.owner for call in calls_at(site) if call.attr == "step" for callee in call.callees]
     for owner in owners:
@@ -153,14 +153,12 @@ def _replacement(module: Module, owner: Class, call: SourceCall) -> str:
 
 def _given(owner: Class, call: SourceCall) -> dict[str, ast.expr] | None:
     """Return what a constructor gets, by the optimizer's name for it; None where something else is among it."""
-    args = owner.methods["__init__"].node.args
-    places = [arg.arg for arg in args.args][1:]
-    defaults = dict(zip(reversed(places), reversed(args.defaults), strict=False))
-    defaults |= {arg.arg: value for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value}
+    init = owner.methods["__init__"]
+    args, left_out = init.node.args, defaults(init.node)
     unclear = args.vararg or args.kwarg or any(item.arg is None for item in call.node.keywords)
     given: dict[str, ast.expr] = {}
-    for name in [*places, *(arg.arg for arg in args.kwonlyargs)]:
-        value = owner.methods["__init__"].given_to(call.node, name) or defaults.get(name)
+    for name in [*init.places, *(arg.arg for arg in args.kwonlyargs)]:
+        value = init.given_to(call.node, name) or left_out.get(name)
         if unclear or name not in NAMES or value is None:
             return None
         given[NAMES[name]] = value

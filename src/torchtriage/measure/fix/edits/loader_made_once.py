@@ -35,7 +35,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     module = site.module
     for call in module.calls:
         node = call.node
-        if node.lineno <= site.line <= (node.end_lineno or node.lineno) and _makes_data(module, call):
+        if site.holds(node) and _makes_data(module, call):
             text = _moved(module, call)
             if text != module.text:
                 thing = "loader" if _is_loader(module, call) else "data"

@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.base import add_keyword, arguments, keyword, lite
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import is_self
-from torchtriage.measure.fix.edits._torch import calls_at, function_at, torch_in
+from torchtriage.measure.fix.edits._torch import calls_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import end_of, remove, source
 
@@ -90,7 +90,7 @@ def _inputs(module: Module) -> Iterator[SourceEdit]:
     """Yield the casts of what a model and a loss of real numbers get."""
     for call in module.calls:
         function = call.context.function
-        inside = function is not None and function.owner is not None and function.owner.is_module
+        inside = function is not None and function.in_module
         loss = call.receiver.of.endswith("Loss") or call.name.endswith("_loss") or "cross_entropy" in call.name
         if inside or not (loss or call.receiver.kind == "module") or call.attr in ("to", "double", "eval", "train"):
             continue
@@ -103,7 +103,7 @@ def _inputs(module: Module) -> Iterator[SourceEdit]:
 
 def _cast_once(site: Site, calls: list[SourceCall]) -> Iterator[Proposal]:
     """Yield the cast of a frozen weight where it is made, and none in each call."""
-    function = function_at(site)
+    function = site.known_function
     owner = function.owner if function is not None else None
     if owner is None:
         return

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceCall
 from torchtriage.diagnose.lint.syntax import path_of
-from torchtriage.measure.fix.edits._torch import calls_at, function_at, torch_in
+from torchtriage.measure.fix.edits._torch import calls_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import end_of, remove
 
@@ -31,8 +31,8 @@ def propose(site: Site) -> Iterator[Proposal]:
 
 def _is_convolution(site: Site) -> bool:
     """Return whether the line runs a convolution, or a model that has some."""
-    function = function_at(site)
-    layer = function is not None and function.owner is not None and function.owner.is_module
+    function = site.known_function
+    layer = function is not None and function.in_module
     return any(name in site.module.text for name in CONVOLUTIONS) and any(
         call.attr in CONVOLUTIONS
         or call.receiver.of.endswith("Conv2d")
@@ -43,7 +43,7 @@ def _is_convolution(site: Site) -> bool:
 
 def _uncopied(module: Module, call: SourceCall) -> Iterator[SourceEdit]:
     function, owner = call.context.function, call.owner
-    layer = function is not None and function.owner is not None and function.owner.is_module
+    layer = function is not None and function.in_module
     flattened = call.user is not None and call.user.attr in FLAT
     if owner is None or call.node.args or call.node.keywords or not layer or flattened:
         return
@@ -61,7 +61,7 @@ def _channels_last(module: Module) -> Iterator[Proposal]:
     cast = f".to(memory_format={torch}.channels_last)"
     for call in module.calls:
         function, path = call.context.function, path_of(call.node.func)
-        layer = function is not None and function.owner is not None and function.owner.is_module
+        layer = function is not None and function.in_module
         if call.receiver.kind != "module" or layer or not path or len(call.node.args) != 1 or not call.context.hot:
             continue
         made = [item for item in module.assigns if item.target == path and item.how == "="]

@@ -47,14 +47,10 @@ def _together(site: Site, flow: Flow, body: list[ast.stmt]) -> list[ast.stmt]:
     for above in reversed(body[: body.index(site.statement)]):
         names = _target(flow, above)
         inside = {node for item in (above, *moved) for node in ast.walk(item)}
-        if not names or any(node not in inside for name in names for node in site.module.names(name, _scope(site))):
+        if not names or any(node not in inside for name in names for node in site.module.names(name, site.scope)):
             break
         moved.insert(0, above)
     return moved
-
-
-def _scope(site: Site) -> ast.AST:
-    return site.function or site.module.tree
 
 
 def _users(site: Site, flow: Flow, moved: list[ast.stmt]) -> list[ast.Name] | None:
@@ -66,7 +62,7 @@ def _users(site: Site, flow: Flow, moved: list[ast.stmt]) -> list[ast.Name] | No
             return None
         names |= target
     inside = {node for item in moved for node in ast.walk(item)}
-    scope = _scope(site)
+    scope = site.scope
     named = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and node.id in names]
     others = [node for node in named if node not in inside]
     # a closure may read them as well

@@ -24,7 +24,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     module, statement = site.module, site.statement
     body = body_of(module, statement) if statement is not None else None
     calls = [call for call in module.calls if call.name in FACTORIES and _is_made_of_python(module, call)]
-    here = [call for call in calls if call.node.lineno <= site.line <= (call.node.end_lineno or 0)]
+    here = [call for call in calls if site.holds(call.node)]
     if not here or body is None or isinstance(statement, ast.FunctionDef | ast.ClassDef):
         yield from _stacked(site)
         return
@@ -70,9 +70,7 @@ def _stacked(site: Site) -> Iterator[Proposal]:
     for call in module.called("torch.stack"):
         node = call.node
         made = node.args[0] if len(node.args) == 1 and not node.keywords else None
-        if not node.lineno <= site.line <= (node.end_lineno or 0) or not isinstance(
-            made, ast.ListComp | ast.GeneratorExp
-        ):
+        if not site.holds(node) or not isinstance(made, ast.ListComp | ast.GeneratorExp):
             continue
         inner = made.elt
         if not isinstance(inner, ast.Call) or module.name_of(inner.func) not in ("torch.from_numpy", "torch.tensor"):

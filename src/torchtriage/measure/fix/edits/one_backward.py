@@ -55,7 +55,7 @@ def _of_body(site: Site, body: list[ast.stmt]) -> tuple[SourceEdit, ...]:
     for item in body[body.index(site.statement) if site.statement in body else len(body) :]:
         loss = _passed(item)
         if loss is not None and not _keeps(item):
-            passes = [node for node in ast.walk(site.function or site.module.tree) if _is_pass(node)]
+            passes = [node for node in ast.walk(site.scope) if _is_pass(node)]
             losses = [given for given in map(_passed, (*first, item)) if given is not None]
             text = " + ".join(source(site.module, given) for given in losses)
             last = statement_edit(site.module, item, f"({text}).backward()")
@@ -82,7 +82,7 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     if not isinstance(loop.target, ast.Name) or loop.orelse:
         return ()
     target, losses = loop.target.id, source(site.module, loop.iter)
-    scope = site.function or site.module.tree
+    scope = site.scope
     named = [item for item in ast.walk(scope) if isinstance(item, ast.Name) and item.id == target]
     made = site.module.made_of(loop.iter)
     loss = _passed(loop.body[0])

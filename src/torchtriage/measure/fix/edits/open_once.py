@@ -10,6 +10,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Class, Module, SourceFunction
 from torchtriage.diagnose.lint.samples import Samples, samples_of
 from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.measure.fix.edits._loaders import sample_function
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import complete, insert_after, insert_before, source, statement_edit, unwrap
 
@@ -23,8 +24,7 @@ TEXT = re.compile(r"^(json|yaml|pickle|csv|pandas|numpy|toml)\b|^list$")
 
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the method of a data set at the line with what it opens kept in an attribute."""
-    module, samples = site.module, samples_of(site.module)
-    function = next((item for item in samples.functions if item.node is site.function), None)
+    module, samples, function = site.module, samples_of(site.module), sample_function(site)
     if function is None or function.owner is None or "__init__" not in function.owner.methods:
         return
     statement = site.statement

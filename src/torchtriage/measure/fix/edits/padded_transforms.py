@@ -21,7 +21,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     """Yield ``n += -n % step`` below ``n = x.shape[-1] + h.shape[-1] - 1``, where the result is cut anyway."""
     if "torch.jit" in site.module.text:
         return  # a script's numbers have no bit_length()
-    for node in ast.walk(site.function or site.module.tree):
+    for node in ast.walk(site.scope):
         if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.value, ast.BinOp):
             continue
         length = node.targets[0]

@@ -23,7 +23,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     module = site.module
     for call in module.calls:
         node = call.node
-        if not node.lineno <= site.line <= (node.end_lineno or node.lineno):
+        if not site.holds(node):
             continue
         padding = keyword(node, "padding")
         if padding is not None and literal(padding) == "max_length":

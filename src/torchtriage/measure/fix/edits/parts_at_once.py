@@ -41,7 +41,7 @@ def _proposal(site: Site, loop: Loop, path: str, parts: list[Part]) -> Proposal 
     module, (axis, *others) = site.module, {part.axis for part in parts}
     kept = path not in flow_of(module).changes([loop]) | bound([loop]) and not _may_be_changed(module, loop, parts)
     name = free_name(module, f"{path}_parts", "parts")
-    if others or not kept or not name or is_tensor(module, path, site.function or module.tree) is not True:
+    if others or not kept or not name or is_tensor(module, path, site.scope) is not True:
         return None
     if not any(_runs_in_each_turn(module, part.node, loop) for part in parts):
         return None  # the tensor may be None where it is not taken

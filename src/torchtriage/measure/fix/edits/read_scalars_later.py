@@ -83,7 +83,7 @@ def _is_taken(site: Site, read: tuple[ast.Call, ast.expr], value: ast.expr, how:
         cast = path_of(call.func)
         if cast == "bool" or (cast == "int" and (not _is_count(tensor) or call is not value)):
             return False
-        path, scope = path_of(tensor), site.function or site.module.tree
+        path, scope = path_of(tensor), site.scope
         if site.module.value(tensor).kind != "tensor" and not (path and is_tensor(site.module, path, scope)):
             return False
     node: ast.AST = call

@@ -24,7 +24,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         node, name = call.node, call.attr
         if name not in PLACES and name not in NORMS and name != "normalize":
             continue
-        if not node.lineno <= site.line <= (node.end_lineno or node.lineno):
+        if not site.holds(node):
             continue
         reduced, given = _arguments(module, node, ("dim",) if name in PLACES else ("p", "dim"))
         axis = whole_number(given.pop("dim", ast.Constant(1) if name == "normalize" else None))

@@ -32,7 +32,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     flow = flow_of(site.module)
     if (proposal := _by_target(site, flow)) is not None:
         yield proposal
-    function = flow.function(site.function)
+    function = site.known_function
     parts = ast.walk(site.statement) if site.statement is not None else ()
     called = [known for part in parts if isinstance(part, ast.Call) and (known := flow.call(part)) is not None]
     for callee in [function, *(callee for call in called for callee in call.callees)]:

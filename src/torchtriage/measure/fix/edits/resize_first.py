@@ -10,6 +10,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.samples import samples_of
 from torchtriage.diagnose.lint.syntax import names_in, path_of, stored_names
+from torchtriage.measure.fix.edits._loaders import sample_function
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import move_before, source, statement_edit
 
@@ -42,7 +43,7 @@ def _pipelines(site: Site) -> list[ast.List]:
     """Return the lists of transforms at the line, or of the file where the line makes a sample or a loader."""
     made = [call.node for call in site.module.calls if call.attr == "Compose" and call.node.args]
     lists = [node.args[0] for node in made if isinstance(node.args[0], ast.List)]
-    here = [node for node in lists if node.lineno <= site.line <= (node.end_lineno or 0)]
+    here = [node for node in lists if site.holds(node)]
     return here or (lists[:1] if len(lists) <= 2 and _methods(site) else [])
 
 
@@ -63,10 +64,13 @@ def _first_in(module: Module, steps: ast.List) -> tuple[SourceEdit, ...]:
 
 def _methods(site: Site) -> list[ast.FunctionDef]:
     """Return the method that makes the sample at the line, itself or by what it calls."""
-    samples = samples_of(site.module)
-    if all(item.node is not site.function for item in samples.functions):
+    if sample_function(site) is None:
         return []
-    roots = [item for item in samples.roots if item.name == "__getitem__" and isinstance(item.node, ast.FunctionDef)]
+    roots = [
+        item
+        for item in samples_of(site.module).roots
+        if item.name == "__getitem__" and isinstance(item.node, ast.FunctionDef)
+    ]
     return [
         root.node
         for root in roots

@@ -9,6 +9,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import SourceFunction
 from torchtriage.diagnose.lint.samples import Samples, samples_of
 from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.measure.fix.edits._loaders import sample_function
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import insert_after, source
 
@@ -18,9 +19,7 @@ CODES = frozenset({"DAT110", "HST111", "HST114", "HST020", "HST118", "DAT018"})
 @first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the lookup of what ``self.table[self.table["key"] == key]`` selects."""
-    samples = samples_of(site.module)
-    function = next((item for item in samples.functions if item.node is site.function), None)
-    statement = site.statement
+    samples, function, statement = samples_of(site.module), sample_function(site), site.statement
     if function is None or function.owner is None or statement is None or isinstance(statement, ast.FunctionDef):
         return
     init = function.owner.methods.get("__init__")

@@ -173,7 +173,7 @@ class _OfRow:
 
     def __init__(self, site: Site, turns: Turns, parts: Sequence[ast.expr]) -> None:
         self.module, self.turns = site.module, turns
-        self.scope = site.function or site.module.tree
+        self.scope = site.scope
         self.mapped, self.numbers = mapped(turns, self.scope, parts)
         if not self.mapped:
             raise NotRowsError
@@ -314,8 +314,7 @@ def _numbers(result: str, read: str) -> str:
 def _kind(site: Site, target: ast.expr, length: str) -> str:
     """Return what is filled, which the function makes, as ``_kind_of`` says; nothing where that cannot be seen."""
     kinds = {
-        _kind_of(site, value, length) if place == -1 else ""
-        for value, place in assigned(site.function or site.module.tree, path_of(target))
+        _kind_of(site, value, length) if place == -1 else "" for value, place in assigned(site.scope, path_of(target))
     }
     return kinds.pop() if len(kinds) == 1 else ""
 

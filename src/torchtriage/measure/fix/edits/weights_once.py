@@ -24,7 +24,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     module = site.module
     for call in module.calls:
         node = call.node
-        if not node.lineno <= site.line <= (node.end_lineno or node.lineno) or not isinstance(node.func, ast.Attribute):
+        if not site.holds(node) or not isinstance(node.func, ast.Attribute):
             continue
         if node.func.attr == "choice" and (weights := keyword(node, "p")) is not None:
             edits = _of_choice(module, node, weights)

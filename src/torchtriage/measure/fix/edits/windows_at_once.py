@@ -114,7 +114,7 @@ def _list(module: Module, loop: ast.For, rows: ast.Name) -> tuple[ast.Assign | N
 
 def _is(site: Site, join: ast.Call, given: ast.Subscript) -> bool:
     """Return whether rows are taken of a tensor or an array, whose slices are what the join takes."""
-    scope, path, name = site.function or site.module.tree, path_of(given.value), site.module.name_of(join.func)
+    scope, path, name = site.scope, path_of(given.value), site.module.name_of(join.func)
     kind = site.module.value(given.value).kind
     if name != "torch.stack":
         return name in ARRAYS and kind == "numpy"

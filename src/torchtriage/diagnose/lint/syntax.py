@@ -47,7 +47,7 @@ def holds(outer: ast.AST, node: ast.AST | None) -> bool:
     return any(part is node for part in walk(outer))
 
 
-def defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, ast.expr]:
+def defaults(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> dict[str, ast.expr]:
     """Return the default of each parameter that has one."""
     args = node.args
     places = [*args.posonlyargs, *args.args]

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import argument, keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import argument, defaults, keyword, literal, path_of
 
 DEPTH = 5
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -34,12 +34,10 @@ def _of_name(module: Module, node: ast.Name) -> list[ast.expr]:
     scope = module.scope(node)
     while isinstance(scope, Function):
         args = scope.args
-        places = [*args.posonlyargs, *args.args]
-        if any(arg.arg == node.id for arg in (*places, *args.kwonlyargs)):
-            given = list(_passed(module, scope, node.id, [arg.arg for arg in places]))
-            default = dict(zip([arg.arg for arg in reversed(places)], reversed(args.defaults), strict=False))
-            default |= {arg.arg: value for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value}
-            return given or [default[node.id]] if node.id in default else given
+        places = [arg.arg for arg in (*args.posonlyargs, *args.args)]
+        if node.id in (*places, *(arg.arg for arg in args.kwonlyargs)):
+            default = defaults(scope).get(node.id)
+            return list(_passed(module, scope, node.id, places)) or ([default] if default is not None else [])
         stores = [name for name in module.names(node.id, scope) if isinstance(name.ctx, ast.Store)]
         if stores:
             break

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import replace_node
-from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import defaults, keyword, literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits.less_often import EVERY, OFTEN
 from torchtriage.measure.fix.proposal import Proposal, Site
@@ -64,13 +64,8 @@ def _constants(tree: ast.Module, names: frozenset[str] | set[str]) -> Iterator[a
         found: list[ast.expr | None] = []
         if isinstance(node, ast.keyword) and node.arg in names:
             found.append(node.value)
-        elif isinstance(node, ast.arguments):
-            args = [*node.posonlyargs, *node.args]
-            pairs = list(zip(args[len(args) - len(node.defaults) :], node.defaults, strict=True))
-            found += [default for arg, default in pairs if arg.arg in names]
-            found += [
-                default for arg, default in zip(node.kwonlyargs, node.kw_defaults, strict=True) if arg.arg in names
-            ]
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            found += [default for name, default in defaults(node).items() if name in names]
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(path_of(target).rpartition(".")[2] in names for target in targets):

@@ -533,11 +533,19 @@ class Module:
         """Return where a function names a variable."""
         return self._names.get(scope, {}).get(name, [])
 
+    def reads(self, name: str, scope: ast.AST) -> list[ast.Name]:
+        """Return where a function reads a variable."""
+        return [node for node in self.names(name, scope) if isinstance(node.ctx, ast.Load)]
+
+    def stores(self, name: str, scope: ast.AST) -> list[ast.Name]:
+        """Return where a function gives a variable a value."""
+        return [node for node in self.names(name, scope) if isinstance(node.ctx, ast.Store)]
+
     def made_of(self, node: ast.expr) -> ast.expr:
         """Return what a variable stands for that its function assigns once, anything else as it is."""
         if not isinstance(node, ast.Name):
             return node
-        stores = [item for item in self.names(node.id, self.scope(node)) if isinstance(item.ctx, ast.Store)]
+        stores = self.stores(node.id, self.scope(node))
         made = self.parents.get(stores[0]) if len(stores) == 1 else None
         return made.value if isinstance(made, ast.Assign) and stores[0] in made.targets else node
 
@@ -546,10 +554,8 @@ class Module:
         made = self.parents.get(node)
         if not isinstance(made, ast.Assign) or len(made.targets) != 1 or not isinstance(made.targets[0], ast.Name):
             return [node]
-        named = self.names(made.targets[0].id, self.scope(node))
-        if sum(isinstance(item.ctx, ast.Store) for item in named) != 1:
-            return [node]
-        return [item for item in named if isinstance(item.ctx, ast.Load)]
+        name, scope = made.targets[0].id, self.scope(node)
+        return [*self.reads(name, scope)] if len(self.stores(name, scope)) == 1 else [node]
 
     @cached_property
     def settings(self) -> Settings:

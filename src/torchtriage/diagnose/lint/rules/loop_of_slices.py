@@ -173,7 +173,7 @@ def _is_gathered(
                 continue
             if ragged and _joins(node.args[0]) and not _joins(node.args[0], ragged=True):
                 continue
-            uses = [use for use in module.names(name, body) if isinstance(use.ctx, ast.Load)]
+            uses = module.reads(name, body)
             if any(_joins(module.parents.get(use), ragged=ragged) for use in uses):
                 return True
         elif isinstance(node, ast.AugAssign | ast.Assign):

@@ -72,8 +72,8 @@ def _gathered(module: Module) -> Iterator[Hit]:
             continue
         reads = [
             item
-            for item in module.names(assign.target, module.scope(assign.node))
-            if isinstance(item.ctx, ast.Load) and module.around(item, ast.Call) is not assign.node
+            for item in module.reads(assign.target, module.scope(assign.node))
+            if module.around(item, ast.Call) is not assign.node
         ]
         if reads and all(_is_reduced(module, item) for item in reads):
             yield Hit(assign.node, f"whole logits are kept for their argmax: {text_of(assign.node)}", "append")

@@ -75,7 +75,7 @@ def _is_applied(module: Module, node: ast.Call) -> bool:
     outer = module.around(node, ast.Lambda, ast.FunctionDef)
     around = module.parents.get(outer) if isinstance(outer, ast.Lambda) else None
     if isinstance(outer, ast.FunctionDef):
-        users = [item for item in module.names(outer.name, module.scope(outer)) if isinstance(item.ctx, ast.Load)]
+        users = module.reads(outer.name, module.scope(outer))
         around = module.parents.get(users[0]) if len(users) == 1 else None
     return method_of(around) in _APPLIES - {"map"}
 

@@ -83,7 +83,7 @@ def _dense_graphs(module: Module) -> Iterator[Hit]:
             continue
         made = [text_of(left)]
         if isinstance(left, ast.Name):
-            stores = [use for use in module.names(left.id, function) if isinstance(use.ctx, ast.Store)]
+            stores = module.stores(left.id, function)
             made += [text_of(module.parents[use], 200) for use in stores if isinstance(module.parents[use], ast.Assign)]
         if any(map(_GRAPH.search, made)) and not any(map(_LEARNED.search, made)):
             yield Hit(node, f"a product with a graph as a full matrix: {text_of(node)}", "mm", severity="note")

@@ -182,8 +182,7 @@ def _factors(module: Module) -> Iterator[Hit]:
             names = around.targets[0].elts
             scope = module.scope(call.node)
             alone = all(
-                isinstance(item, ast.Name)
-                and (index == at) == any(isinstance(use.ctx, ast.Load) for use in module.names(item.id, scope))
+                isinstance(item, ast.Name) and (index == at) == bool(module.reads(item.id, scope))
                 for index, item in enumerate(names)
             )
         elif isinstance(around, ast.Subscript) and around.value is call.node:

@@ -38,11 +38,10 @@ def _of_name(module: Module, node: ast.Name) -> list[ast.expr]:
         if node.id in (*places, *(arg.arg for arg in args.kwonlyargs)):
             default = defaults(scope).get(node.id)
             return list(_passed(module, scope, node.id, places)) or ([default] if default is not None else [])
-        stores = [name for name in module.names(node.id, scope) if isinstance(name.ctx, ast.Store)]
-        if stores:
+        if module.stores(node.id, scope):
             break
         scope = module.scope(scope)
-    made = [module.parents.get(name) for name in module.names(node.id, scope) if isinstance(name.ctx, ast.Store)]
+    made = [module.parents.get(name) for name in module.stores(node.id, scope)]
     return [item.value for item in made if isinstance(item, ast.Assign | ast.AnnAssign) and item.value is not None]
 
 

@@ -90,9 +90,9 @@ def _loop(site: Site, flow: Flow, loop: Loop) -> tuple[SourceEdit, ...]:
     if added is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return ()
     name = path_of(call.func.value)
-    named = module.names(name, module.scope(loop))
-    reads = [node for node in named if isinstance(node.ctx, ast.Load) and node not in ast.walk(loop)]
-    stores = [node for node in named if isinstance(node.ctx, ast.Store)]
+    scope = module.scope(loop)
+    stores = module.stores(name, scope)
+    reads = [node for node in module.reads(name, scope) if node not in ast.walk(loop)]
     if call.func.attr != "append" or len(reads) != 1 or len(stores) != 1:
         return ()
     outer, made = module.parents[reads[0]], module.parents[stores[0]]

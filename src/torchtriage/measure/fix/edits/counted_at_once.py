@@ -32,8 +32,8 @@ def _counted(site: Site, loop: ast.For) -> Proposal | None:
     counts, index = _places(adds.target)
     if path_of(counts) == "" or names_in(counts) & over.keys() or [item for item in index if item not in over]:
         return None
-    later = [item for name in over for item in module.names(name, module.scope(loop))]
-    if not index or any(item.lineno > (loop.end_lineno or 0) and isinstance(item.ctx, ast.Load) for item in later):
+    reads = [item for name in over for item in module.reads(name, module.scope(loop))]
+    if not index or any(item.lineno > (loop.end_lineno or 0) for item in reads):
         return None
     texts, kind = [source(module, over[name]) for name in index], _kind(site, counts)
     if not all(_kind(site, over[name]) == "tensor" for name in index):

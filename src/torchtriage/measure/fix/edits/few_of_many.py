@@ -84,11 +84,12 @@ def _uses(module: Module, node: ast.Call, indices: bool) -> list[ast.Subscript]:
     for item in names:
         if not isinstance(item, ast.Name):
             return []
-        named = module.names(item.id, module.scope(node))
-        reads = [name for name in named if isinstance(name.ctx, ast.Load)]
-        if len(named) - len(reads) != 1 and item.id != "_":
+        if item.id == "_":
+            continue
+        named, reads = module.names(item.id, module.scope(node)), module.reads(item.id, module.scope(node))
+        if len(named) - len(reads) != 1:
             return []
-        for name in reads if item.id != "_" else []:
+        for name in reads:
             use = module.parents.get(name)
             if not isinstance(use, ast.Subscript) or use.value is not name:
                 return []
@@ -121,7 +122,7 @@ def _is_at(axis: int, last: bool, dim: ast.expr | None) -> bool:
 def _is_known(module: Module, count: ast.expr, node: ast.Call) -> bool:
     """Return whether a number is known where the sort is: nothing after it binds its names."""
     scope = module.scope(node)
-    stores = [item for name in names_in(count) for item in module.names(name, scope) if isinstance(item.ctx, ast.Store)]
+    stores = [item for name in names_in(count) for item in module.stores(name, scope)]
     return all(item.lineno < node.lineno for item in stores)
 
 

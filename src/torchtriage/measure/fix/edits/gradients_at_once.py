@@ -40,10 +40,9 @@ def _at_once(site: Site, loop: ast.For, index: str) -> tuple[SourceEdit, ...]:
     named = next((item.id for item in ast.walk(made.targets[0]) if isinstance(item, ast.Name)), "")
     if not _is_row(row, index) or path_of(row.value) != named or not named:  # type: ignore[attr-defined]
         return ()
-    same = module.names(rows, module.scope(loop))
-    starts = [module.parents[item] for item in same if isinstance(item.ctx, ast.Store)]
-    reads = [item for item in same if isinstance(item.ctx, ast.Load) and item is not append.func.value]
-    joins = [module.parents[item] for item in reads]
+    scope = module.scope(loop)
+    starts = [module.parents[item] for item in module.stores(rows, scope)]
+    joins = [module.parents[item] for item in module.reads(rows, scope) if item is not append.func.value]
     if len(starts) != 1 or len(joins) != 1 or not isinstance(join := joins[0], ast.Call) or len(join.args) != 1:
         return ()
     if module.name_of(join.func) != "torch.stack" or join.keywords or not isinstance(starts[0], ast.Assign):

@@ -60,9 +60,7 @@ def _scale(module: Module, node: ast.Call) -> tuple[str, tuple[SourceEdit, ...]]
         return text or "", ()
     # of what is made somewhere before, the vector must still be what it was
     statement = module.parents.get(made)
-    stores = isinstance(vector, ast.Name) and [
-        use for use in module.names(vector.id, module.scope(vector)) if isinstance(use.ctx, ast.Store)
-    ]
+    stores = isinstance(vector, ast.Name) and module.stores(vector.id, module.scope(vector))
     if not isinstance(statement, ast.Assign) or stores is False or len(stores) > 1 or len(module.uses(made)) != 1:
         return "", ()
     gone = remove(module, statement)

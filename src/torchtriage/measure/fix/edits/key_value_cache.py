@@ -112,8 +112,7 @@ def _of_transformers(module: Module, loop: Loop, ran: ast.Assign, call: ast.Call
     if not name or not cache or start is None:
         return ()
     if ran.value is call:
-        reads = [item for item in module.names(name, module.scope(loop)) if isinstance(item.ctx, ast.Load)]
-        outer = [module.parents.get(item) for item in reads]
+        outer = [module.parents.get(item) for item in module.reads(name, module.scope(loop))]
         taken = [item for item in outer if isinstance(item, ast.Attribute) and item.attr == "logits"]
         if len(taken) < len(outer) or not all(_takes_last(module, item) for item in taken):
             return ()
@@ -134,7 +133,7 @@ def _of_transformers(module: Module, loop: Loop, ran: ast.Assign, call: ast.Call
 def _only_last(module: Module, loop: Loop, name: str) -> bool:
     """Return whether of a variable nothing but the last position is read in a loop, and nothing outside."""
     inside = set(ast.walk(loop))
-    reads = [item for item in module.names(name, module.scope(loop)) if isinstance(item.ctx, ast.Load)]
+    reads = module.reads(name, module.scope(loop))
     return bool(reads) and all(item in inside and _takes_last(module, item) for item in reads)
 
 
@@ -147,10 +146,7 @@ def _takes_last(module: Module, node: ast.expr) -> bool:
 
 
 def _is_none_before(module: Module, loop: Loop, name: str) -> bool:
-    scope = module.scope(loop)
-    stores = [
-        item for item in module.names(name, scope) if isinstance(item.ctx, ast.Store) and item.lineno < loop.lineno
-    ]
+    stores = [item for item in module.stores(name, module.scope(loop)) if item.lineno < loop.lineno]
     made = [module.parents.get(item) for item in stores]
     return any(isinstance(item, ast.Assign) and literal(item.value) is None for item in made) and name in bound(
         loop.body

@@ -152,8 +152,7 @@ def _block(module: Module, body: list[ast.stmt], at: int) -> list[ast.stmt]:
     while first > 0:
         before, names = body[first - 1], bound([body[first - 1]])
         inside = {node for item in body[first - 1 : last + 1] for node in ast.walk(item)}
-        named = [node for name in names for node in module.names(name, module.scope(before))]
-        used = [node for node in named if isinstance(node.ctx, ast.Load)]
+        used = [node for name in names for node in module.reads(name, module.scope(before))]
         only_here = used and isinstance(before, ast.Assign) and all(node in inside for node in used)
         if not only_here and not MODES.search(source(module, before)):
             break

@@ -96,9 +96,9 @@ def _named(site: Site, node: ast.expr, call: ast.Call) -> ast.Assign | None:
     module, name = site.module, path_of(node)
     if not isinstance(node, ast.Name):
         return None
-    same = module.names(name, module.scope(call))
-    stores = [module.parents.get(item) for item in same if isinstance(item.ctx, ast.Store)]
-    made = stores[0] if len(stores) == 1 and len(same) == 2 else None
+    scope = module.scope(call)
+    stores = module.stores(name, scope)
+    made = module.parents.get(stores[0]) if len(stores) == 1 and len(module.names(name, scope)) == 2 else None
     return made if isinstance(made, ast.Assign) and len(made.targets) == 1 and made.lineno < call.lineno else None
 
 

@@ -132,5 +132,4 @@ def _is_unread_copy(site: Site, statement: ast.stmt) -> bool:
     if not isinstance(statement.value, ast.Call) or not COPIES.search(module.name_of(statement.value.func)):
         return False
     scope = module.scope(statement)
-    read = any(isinstance(item.ctx, ast.Load) for item in module.names(statement.targets[0].id, scope))
-    return isinstance(scope, ast.FunctionDef) and not read
+    return isinstance(scope, ast.FunctionDef) and not module.reads(statement.targets[0].id, scope)

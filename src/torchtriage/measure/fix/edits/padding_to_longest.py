@@ -80,11 +80,11 @@ def _of_buffer(site: Site, node: ast.Call) -> tuple[SourceEdit, ...]:
     if not longest or "max(" in source(module, width):
         return ()
     if isinstance(width, ast.Name):
-        stores = [item for item in module.names(width.id, function) if isinstance(item.ctx, ast.Store)]
+        stores = module.stores(width.id, function)
         set_at = module.parents.get(stores[0]) if len(stores) == 1 else None
         if isinstance(set_at, ast.Assign) and "min(" not in source(module, set_at.value):
             rows = longest.rpartition(" in ")[2].rstrip(")")
-            bound = [item.lineno for item in module.names(rows, function) if isinstance(item.ctx, ast.Store)]
+            bound = [item.lineno for item in module.stores(rows, function)]
             if all(line < set_at.lineno for line in bound):
                 return (replace_node(set_at.value, f"min({source(module, set_at.value)}, {longest})"),)
         if stores:

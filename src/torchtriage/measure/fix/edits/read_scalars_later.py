@@ -101,9 +101,8 @@ def _is_count(tensor: ast.expr) -> bool:
 def _is_new(site: Site, tensor: ast.expr, loop: Loop) -> bool:
     """Return whether each step makes a tensor of its own, so that nothing changes it when it is kept."""
     if isinstance(tensor, ast.Name):
-        named = site.module.names(tensor.id, site.module.scope(tensor))
-        stores = [item for item in named if isinstance(item.ctx, ast.Store)]
         inside = set(ast.walk(loop))
+        stores = site.module.stores(tensor.id, site.module.scope(tensor))
         made = [site.module.parents.get(item) for item in stores]
         return bool(made) and all(
             isinstance(item, ast.Assign)

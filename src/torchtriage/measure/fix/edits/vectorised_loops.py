@@ -84,8 +84,8 @@ class _Nest:
 
     def _is_bound_again(self, node: ast.Name) -> bool:
         end = self.loops[0].end_lineno or 0
-        same = self.module.names(node.id, self.module.scope(self.loops[0]))
-        return any(isinstance(item.ctx, ast.Store) and end < item.lineno <= node.lineno for item in same)
+        stores = self.module.stores(node.id, self.module.scope(self.loops[0]))
+        return any(end < item.lineno <= node.lineno for item in stores)
 
     def _store(self, name: str) -> ast.Subscript:
         for part in self._indexed(name):

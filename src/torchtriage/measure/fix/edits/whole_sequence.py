@@ -63,7 +63,7 @@ def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     edits.append(statement_edit(module, loop, rows))
     if stacked is not None:
         edits.append(replace_node(stacked, name))
-        start = next((item for item in module.names(name, module.scope(loop)) if isinstance(item.ctx, ast.Store)), None)
+        start = next(iter(module.stores(name, module.scope(loop))), None)
         first = module.parents.get(start) if start is not None else None
         edits.append(remove(module, first) if isinstance(first, ast.Assign) else None)
     return complete(edits)
@@ -108,7 +108,7 @@ def _kept(module: Module, loop: ast.For, statement: ast.stmt, hidden: str) -> tu
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "append":
         return None
     name = path_of(call.func.value)
-    reads = [item for item in module.names(name, module.scope(loop)) if isinstance(item.ctx, ast.Load)]
+    reads = module.reads(name, module.scope(loop))
     uses = [module.parents.get(item) for item in reads if item is not call.func.value]
     stack = uses[0] if len(uses) == 1 and [path_of(item) for item in call.args] == [hidden] else None
     is_stack = isinstance(stack, ast.Call) and module.name_of(stack.func) == "torch.stack"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import msgspec
 
 from torchtriage.agents.desk import Call
 from torchtriage.core.errors import UsageError
+from torchtriage.core.isolate.processes import signal_group
 from torchtriage.core.names import mask_secrets
 
 LAST_LINES = 20
@@ -137,12 +137,7 @@ async def _read(
 async def _end(process: anyio.abc.Process) -> None:
     """End every process of the group: asked first, then made to."""
     for name in ("SIGTERM", "SIGKILL"):
-        if not hasattr(os, "killpg"):
-            with suppress(ProcessLookupError):
-                process.kill()
-        else:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, getattr(signal, name))
+        signal_group(process, name)
         with anyio.move_on_after(_GRACE_S):
             await _gone(process)
     if process.stdout is not None:

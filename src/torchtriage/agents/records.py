@@ -127,13 +127,7 @@ def comparison(document: Document) -> list[Record]:
         for kind, key in (("class", "classes"), ("split", "split"))
     }
     rows = {"reason": document["reasons"], "cause": document["causes"], "rank": document["ranks"], **named}
-    return [
-        head,
-        *([{"kind": "promise", **document["promise"]}] if document["promise"] else []),
-        *_changes(document["findings"]),
-        *_notes("", document["limits"]),
-        *_rows(rows),
-    ]
+    return [head, *_changes(document), *_notes("", document["limits"]), *_rows(rows)]
 
 
 def verification(document: Document) -> list[Record]:
@@ -145,13 +139,7 @@ def verification(document: Document) -> list[Record]:
         **{name: document[name] for name in own + saved},
         UNTRUSTED: {name: document[name] for name in ("verdict", "before", "after")},
     }
-    return [
-        head,
-        *([{"kind": "promise", **document["promise"]}] if document["promise"] else []),
-        *_changes(document["findings"]),
-        *_notes("", document["notes"]),
-        *_rows({"round": document["rounds"]}),
-    ]
+    return [head, *_changes(document), *_notes("", document["notes"]), *_rows({"round": document["rounds"]})]
 
 
 def fix(document: Document) -> list[Record]:
@@ -351,8 +339,11 @@ def _page(page: Page) -> Iterator[Record]:
     yield {"kind": "fix", "text": page.fix.text, "code": page.fix.code, "link": page.fix.link}
 
 
-def _changes(changes: Sequence[Document]) -> Iterator[Record]:
-    for number, change in enumerate(changes, 1):
+def _changes(document: Document) -> Iterator[Record]:
+    """Yield the promise, and the findings of both sides."""
+    if document["promise"]:
+        yield {"kind": "promise", **document["promise"]}
+    for number, change in enumerate(document["findings"], 1):
         own = {"status": change["status"], "code": change["code"]}
         costs = {name: _cost(change[name]) for name in ("before", "after")}
         text = {"title": change["title"], "place": change["place"]}

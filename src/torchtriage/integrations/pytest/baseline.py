@@ -31,7 +31,7 @@ from torchtriage.measure.gate.formatting import amount, change, commit, short
 from torchtriage.measure.gate.revision import find_revision
 from torchtriage.measure.gate.row_verdict import MAX_REGRESS
 from torchtriage.measure.gate.run import HOST
-from torchtriage.measure.gate.store import DEFAULT_STORE, Store, open_store
+from torchtriage.measure.gate.store import open_store
 
 if TYPE_CHECKING:
     from torchtriage.core.machine import Noise
@@ -50,12 +50,11 @@ STATISTIC = {"latency": "low", "memory": "peak"}
 class Baseline:
     """Where recordings are kept, and which of them are compared with.
 
-    ``place`` : as of ``open_store``; None for the default one. ``record`` : write instead of
-    compare. ``base`` : a branch or commit, None for main. ``folder`` : in the repository.
-    ``n_tests`` : how many tests of this run measure: their error rates add up.
+    ``place`` : as of ``open_store``. ``record`` : write instead of compare. ``base`` : a branch or commit, None for
+    main. ``folder`` : in the repository. ``n_tests`` : how many tests of this run measure: their error rates add up.
     """
 
-    place: str | None
+    place: str
     record: bool
     base: str | None
     folder: Path
@@ -71,7 +70,7 @@ class Baseline:
 
         Raises StoreError, SampleError: it cannot be stored.
         """
-        with self._open(create=True) as store:
+        with open_store(self.place) as store:
             store.add(run)
             at = f" at {commit(run.commit)}" if run.commit else ""
             return f"recorded{at} in {store.name}"
@@ -82,18 +81,13 @@ class Baseline:
         Raises StoreError: there is no store, or it cannot be read.
         """
         names = [self.base] if self.base is not None else ["main", "master", run.branch]
-        with self._open(create=False) as store:
+        with open_store(self.place, create=False) as store:
             for name in names:
                 # who asks has recorded before the last edit
                 runs, _ = find_baseline(store, [run], name, folder=self.folder, own=True)
                 if runs:
                     return runs, name or "the recordings before"
         return (), names[0]
-
-    def _open(self, *, create: bool) -> Store:
-        if create and self.place is None:
-            Path(DEFAULT_STORE).parent.mkdir(parents=True, exist_ok=True)
-        return open_store(self.place, create=create)
 
 
 @cache

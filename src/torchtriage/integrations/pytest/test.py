@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torchtriage.integrations.pytest.baseline import Baseline
 
 PERF, COMPILE = "perf_budget", "torch_compile"
-STORE_VARIABLE = "TORCHTRIAGE_STORE"
 
 
 class MeasuredTest:
@@ -89,7 +88,7 @@ class MeasuredTest:
         if place is None and not record:
             return None
         from torchtriage.integrations.pytest.baseline import Baseline
-        from torchtriage.measure.gate.store import DEFAULT_STORE
+        from torchtriage.measure.gate.store import DEFAULT_STORE, STORE_VARIABLE
 
         place = place or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
         if "://" not in place:

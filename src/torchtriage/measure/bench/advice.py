@@ -15,9 +15,6 @@ from torchtriage.measure.bench.measurements import Measurements
 from torchtriage.measure.bench.plan import MODES
 from torchtriage.measure.bench.result import BenchAdvice, Need, Setting, SettingComparison, SettingRow
 
-__all__ = ["GAP", "advise", "all_settled", "compare", "compare_all", "is_measured", "is_right", "listed", "times"]
-
-
 CLEAR = 0.03
 """Rounds end when the interval is narrow, or has its whole length above ``GAP``, or below this."""
 

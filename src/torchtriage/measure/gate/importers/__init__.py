@@ -12,10 +12,8 @@ from torchtriage.core.errors import SampleError
 from torchtriage.core.samples import Machine, Run
 from torchtriage.measure.gate.importers.asv import read_asv
 from torchtriage.measure.gate.importers.document import DocumentNode, read_documents
-from torchtriage.measure.gate.importers.native import kind_of, read_metrics, read_run
+from torchtriage.measure.gate.importers.native import read_metrics, read_run
 from torchtriage.measure.gate.importers.pytest_benchmark import read_pytest_benchmark
-
-__all__ = ["NOWHERE", "Imported", "encode_runs", "kind_of", "read_metrics", "read_runs", "read_sessions"]
 
 NOWHERE = Run("", "", "", None, 0.0, Machine(), (), ())
 """What a file does not record, where it is not known to be of here and now."""

@@ -30,6 +30,12 @@ def source(module: Module, node: ast.AST) -> str:
     return ast.get_source_segment(module.text, node) or ""
 
 
+def operand(module: Module, node: ast.expr) -> str:
+    """Return the text of an expression that ``.method()`` or ``[index]`` may stand behind."""
+    text = source(module, node)
+    return text if isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript) else f"({text})"
+
+
 def end_of(node: ast.stmt | ast.expr | ast.keyword | ast.alias) -> tuple[int, int]:
     """Return where a node ends, as an edit takes it: its line, and the column there."""
     return node.end_lineno or 0, node.end_col_offset or 0

@@ -16,7 +16,7 @@ from torchtriage.measure.fix.edits._flow import flow_of, loads, meets
 from torchtriage.measure.fix.edits._settings import DEPTH, origin_of
 from torchtriage.measure.fix.edits._torch import calls_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import alias_of, body_of, complete, remove, source
+from torchtriage.measure.fix.statements import alias_of, body_of, complete, operand, remove, source
 
 CODES = frozenset({"HST114", "KRN025", "LCH014"})
 
@@ -419,5 +419,4 @@ def _seen(module: Module, node: ast.expr) -> str:
         return source(module, node.operand)
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq) and literal(node.comparators[0]) == 0:
         return f"{source(module, node.left)} != 0"
-    text = source(module, node)
-    return f"~{text}" if isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call) else f"~({text})"
+    return f"~{operand(module, node)}"

@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.rules.recompute_in_backward import find
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.edits._switches import flag_off, taken_out
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import source, without_keyword
+from torchtriage.measure.fix.statements import operand, source, without_keyword
 
 CODES = frozenset({"MEM122"})
 CHECKPOINT = frozenset(["use_reentrant", "preserve_rng_state", "determinism_check", "debug", "context_fn"])
@@ -35,9 +35,8 @@ def _off(module: Module, node: ast.AST) -> tuple[SourceEdit, ...]:
         return ()
     if path_of(node.func).rpartition(".")[2] == "checkpoint" and node.args:
         rest = [item for item in node.keywords if item.arg not in CHECKPOINT]
-        block = source(module, node.args[0])
-        block = block if isinstance(node.args[0], ast.Name | ast.Attribute | ast.Subscript | ast.Call) else f"({block})"
-        return (replace_node(node, f"{block}({', '.join(source(module, part) for part in (*node.args[1:], *rest))})"),)
+        given = ", ".join(source(module, part) for part in (*node.args[1:], *rest))
+        return (replace_node(node, f"{operand(module, node.args[0])}({given})"),)
     return _first(taken_out(module, node, "recomputation"))
 
 

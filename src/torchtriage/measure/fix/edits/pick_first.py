@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import keyword, path_of, walk, whole_number
 from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import complete, replaced_in, source
+from torchtriage.measure.fix.statements import complete, operand, replaced_in, source
 
 CODES = frozenset({"KRN105", "KRN075"})
 ALONG_LAST = frozenset({"softmax", "log_softmax"})
@@ -80,7 +80,7 @@ def _layers(site: Site) -> Iterator[tuple[SourceEdit, ...]]:
     for node in walk(statement) if isinstance(statement, ast.Assign | ast.Return | ast.Expr) else ():
         if isinstance(node, ast.Subscript) and (call := _layer_in(module, node.value)) is not None:
             given = replaced_in(
-                module, node.value, (call.args[0], f"{_whole(module, call.args[0])}[{_index(module, node)}]")
+                module, node.value, (call.args[0], f"{operand(module, call.args[0])}[{_index(module, node)}]")
             )
             yield (replace_node(node, given),)
     if not isinstance(statement, ast.Assign) or not isinstance(target := statement.targets[0], ast.Name):
@@ -95,7 +95,7 @@ def _layers(site: Site) -> Iterator[tuple[SourceEdit, ...]]:
     index = texts.pop()
     yield complete(
         (
-            replace_node(call.args[0], f"{_whole(module, call.args[0])}[{index}]"),
+            replace_node(call.args[0], f"{operand(module, call.args[0])}[{index}]"),
             *(replace_node(part, target.id) for part in subscripts),
         )
     )
@@ -114,12 +114,6 @@ def _layer_in(module: Module, node: ast.expr) -> ast.Call | None:
     made = origin_of(module, node.func)
     is_layer = isinstance(made, ast.Call) and module.name_of(made.func) == "torch.nn.Linear"
     return node if is_layer and len(node.args) == 1 and not node.keywords else None
-
-
-def _whole(module: Module, node: ast.expr) -> str:
-    """Return the text of an expression that a subscript may stand behind."""
-    text = source(module, node)
-    return text if isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript) else f"({text})"
 
 
 def _index(module: Module, node: ast.Subscript) -> str:

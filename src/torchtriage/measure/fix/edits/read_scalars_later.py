@@ -13,7 +13,7 @@ from torchtriage.measure.fix.edits._meanwhile import VIEWS, changed_in_place, ma
 from torchtriage.measure.fix.edits._torch import number_read, torch_in
 from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
-from torchtriage.measure.fix.statements import INDENT, assigned_pairs, body_of, insert_after, source
+from torchtriage.measure.fix.statements import INDENT, assigned_pairs, body_of, insert_after, operand
 
 CODES = frozenset({"LCH014", "SYN001", "SYN004"})
 
@@ -57,9 +57,7 @@ def _later(site: Site, statement: ast.stmt) -> list[SourceEdit]:
     if type(begins) not in ((list,) if how == "append" else (int, float)) or not may_wait(site.module, name, outer):
         return []
     call, tensor = read
-    text, cast = source(site.module, tensor), path_of(call.func) if isinstance(call.func, ast.Name) else ""
-    if not isinstance(tensor, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
-        text = f"({text})"
+    text, cast = operand(site.module, tensor), path_of(call.func) if isinstance(call.func, ast.Name) else ""
     torch, imports = torch_in(site.module)
     if how == "append":
         numbers = f"{torch}.stack({name}).flatten().tolist()"

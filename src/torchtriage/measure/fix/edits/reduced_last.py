@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import literal, whole_number
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import source
+from torchtriage.measure.fix.statements import operand, source
 
 CODES = words("KRN073")
 NORMS = words("norm vector_norm")
@@ -31,8 +31,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         power = literal(given.get("p", ast.Constant(2)))
         if reduced is None or axis is None or power not in (1, 2):
             continue
-        text = source(module, reduced)
-        text = text if isinstance(reduced, ast.Name | ast.Attribute | ast.Call | ast.Subscript) else f"({text})"
+        text = operand(module, reduced)
         last = f"{text}.movedim({axis}, -1).contiguous()"
         if name in NORMS and power == 1:
             yield Proposal((replace_node(node, f"{text}.abs().sum({axis})"),), "sum absolute values")

@@ -15,6 +15,9 @@ UNARY = words(
 )
 BINARY = words("add clamp_max clamp_min copy div lerp maximum minimum mul pow sub")
 TERNARY = words("addcdiv addcmul")
+ARITY = {**dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(TERNARY, 3)}
+"""How many operands each takes."""
+OPTIONS = words("alpha value weight")
 
 
 class NotListsError(Exception):
@@ -104,20 +107,21 @@ class Lists:
         name = node.func.attr
         if name == "square":
             return self._call("mul", [self.expression(given[0])] * 2)
-        return self._call(name, *self._arguments(name, given, node.keywords))
+        if not given or not self.is_list(given[0]):
+            raise NotListsError
+        return self._call(name, [self.expression(given[0]), *self._others(name, given[1:], node.keywords)])
 
-    def _arguments(self, name: str, given: list[ast.expr], keywords: list[ast.keyword]) -> tuple[list[str], list[str]]:
-        n = 1 if name in UNARY else 2 if name in BINARY else 3 if name in TERNARY else 0
-        options = [f"{item.arg}={self.source(item.value)}" for item in keywords]
-        if not given or not self.is_list(given[0]) or any(self.is_list(item.value) for item in keywords):
+    def _others(self, name: str, given: list[ast.expr], keywords: list[ast.keyword]) -> list[str]:
+        """Return what an operator on lists is given beside its first operand."""
+        if name in ("add", "sub") and len(given) == 1 and not keywords:
+            return self._scaled(name, given[0])
+        weighted = name == "lerp" and len(given) == 2
+        if 1 + len(given) != ARITY.get(name, 0) + weighted or any(item.arg not in OPTIONS for item in keywords):
             raise NotListsError
-        if name == "lerp" and len(given) == 3:
-            n = 3
-        if name in ("add", "sub") and len(given) == 2 and not options:
-            return [self.expression(given[0]), *self._scaled(name, given[1])], []
-        if n == 0 or len(given) != n or any(item.arg not in ("alpha", "value", "weight") for item in keywords):
+        if any(self.is_list(item.value) for item in keywords):
             raise NotListsError
-        return [self.expression(item) for item in given], [item.removeprefix("weight=") for item in options]
+        options = (f"{item.arg}={self.source(item.value)}".removeprefix("weight=") for item in keywords)
+        return [*map(self.expression, given), *options]
 
     def _chain(self, node: ast.Call) -> None:
         """Add the rows of ``m.mul_(a).add_(g, alpha=b)``."""
@@ -144,14 +148,7 @@ class Lists:
         if name in ("clamp", "clip"):
             self._clamp(target, given, keywords)
             return
-        if name in ("add", "sub") and len(given) == 1 and not keywords:
-            parts = self._scaled(name, given[0])
-        else:
-            options = [f"{item.arg}={self.source(item.value)}" for item in keywords if not self.is_list(item.value)]
-            n = 0 if name in UNARY else 2 if name in TERNARY or (name == "lerp" and len(given) == 2) else 1
-            if name not in UNARY | BINARY | TERNARY or len(given) != n or len(options) != len(keywords):
-                raise NotListsError
-            parts = [*(self.expression(item) for item in given), *(item.removeprefix("weight=") for item in options)]
+        parts = self._others(name, given, keywords)
         if parts and "(" in parts[0] and parts[0].startswith(f"{self.torch}._foreach") and len(parts[0]) > 60:
             parts[0] = self._row("update", parts[0])
         self.rows.append(f"{self.torch}._foreach_{name}_({', '.join([target, *parts])})")
@@ -191,10 +188,8 @@ class Lists:
         self.rows.append(f"{name} = {text}")
         return name
 
-    def _call(self, name: str, given: list[str], options: list[str] | None = None) -> str:
-        if name not in UNARY | BINARY | TERNARY:
-            raise NotListsError
-        return f"{self.torch}._foreach_{name}({', '.join([*given, *(options or [])])})"
+    def _call(self, name: str, given: list[str]) -> str:
+        return f"{self.torch}._foreach_{name}({', '.join(given)})"
 
 
 def without_history(node: ast.expr) -> ast.expr | None:

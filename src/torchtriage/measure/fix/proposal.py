@@ -10,7 +10,7 @@ from itertools import islice
 
 from torchtriage.core.finding import Finding
 from torchtriage.diagnose.lint.edits import SourceEdit
-from torchtriage.diagnose.lint.facts import Module, SourceFunction, SourceLoop
+from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction, SourceLoop
 
 Loop = ast.For | ast.AsyncFor | ast.While
 
@@ -70,6 +70,11 @@ class Site:
         return node.lineno <= self.line <= (node.end_lineno or node.lineno)
 
     @cached_property
+    def calls(self) -> list[SourceCall]:
+        """The calls of which the line is one."""
+        return [call for call in self.module.calls if self.holds(call.node)]
+
+    @cached_property
     def loops(self) -> tuple[Loop, ...]:
         """The loops whose body holds the line, or that begin at it, in its function; innermost first."""
         found: list[Loop] = []
@@ -78,6 +83,11 @@ class Site:
             found += [node] if isinstance(node, Loop) else []
             node = self.module.parents.get(node)
         return tuple(found)
+
+    @cached_property
+    def for_loops(self) -> list[ast.For]:
+        """Of these loops those that go over something."""
+        return [loop for loop in self.loops if isinstance(loop, ast.For)]
 
     @cached_property
     def step_loop(self) -> Loop | None:

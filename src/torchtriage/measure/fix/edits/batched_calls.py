@@ -11,6 +11,7 @@ from torchtriage.diagnose.lint.syntax import arguments, literal, names_in, path_
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import appended
 from torchtriage.measure.fix.edits._flow import Flow, flow_of
+from torchtriage.measure.fix.edits._turns import counted
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
 from torchtriage.measure.fix.statements import body_of, complete, remove, source
 
@@ -38,16 +39,8 @@ def propose(site: Site) -> Iterator[Proposal]:
 def _lifting(site: Site, flow: Flow, target: ast.expr, over: ast.expr) -> _Lift | None:
     if not isinstance(target, ast.Name):
         return None
-    if isinstance(over, ast.Call) and path_of(over.func) == "range" and len(over.args) == 1:
-        length = over.args[0]
-        whole = ""
-        if isinstance(length, ast.Call) and path_of(length.func) == "len":
-            whole = source(site.module, length.args[0])
-        elif isinstance(length, ast.Subscript) and literal(length.slice) == 0:
-            whole = source(site.module, length.value).removesuffix(".shape")
-        elif isinstance(length, ast.Call) and source(site.module, length).endswith(".size(0)"):
-            whole = source(site.module, length).removesuffix(".size(0)")
-        return _Lift(site, flow, whole, index=target.id) if whole else None
+    if whole := counted(site.module, over):
+        return _Lift(site, flow, whole, index=target.id)
     if path_of(over):
         kind = site.module.value(over).kind
         whole = source(site.module, over)

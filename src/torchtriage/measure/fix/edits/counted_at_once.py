@@ -18,8 +18,8 @@ BARE = words("item long int cpu")
 @first_only
 def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield the loop around the line, or that begins at it: ``for t, p in zip(true, predicted): counts[t, p] += 1``."""
-    for loop in site.loops:
-        if isinstance(loop, ast.For) and len(loop.body) == 1:
+    for loop in site.for_loops:
+        if len(loop.body) == 1:
             yield _counted(site, loop)
 
 

@@ -9,6 +9,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.syntax import names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._torch import torch_in
+from torchtriage.measure.fix.edits._turns import counted
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import complete, remove, replaced_in, source, statement_edit
 
@@ -18,8 +19,8 @@ CODES = words("LCH017 LCH014 LCH105 LCH109 HST020 HST114")
 @first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield one call for a loop that takes row i of the gradient of output i: the other rows of it are zeros."""
-    for loop in site.loops:
-        if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) and len(loop.body) == 2:
+    for loop in site.for_loops:
+        if isinstance(loop.target, ast.Name) and len(loop.body) == 2:
             what = f"take the gradients of the loop in line {loop.lineno} in one call"
             yield Proposal(_at_once(site, loop, loop.target.id), what)
 
@@ -32,7 +33,10 @@ def _at_once(site: Site, loop: ast.For, index: str) -> tuple[SourceEdit, ...]:
     if call is None or module.name_of(call.func) != "torch.autograd.grad" or len(call.args) != 2:
         return ()
     output, append = call.args[0], kept.value
-    if not _is_row(output, index) or index in names_in(call.args[1]) or not _over_rows(site, loop, output):
+    if not _is_row(output, index) or index in names_in(call.args[1]):
+        return ()
+    whole = source(module, output.value)  # type: ignore[attr-defined]
+    if counted(module, loop.iter) != whole:
         return ()
     if not isinstance(append.func, ast.Attribute) or append.func.attr != "append" or len(append.args) != 1:
         return ()
@@ -47,7 +51,7 @@ def _at_once(site: Site, loop: ast.For, index: str) -> tuple[SourceEdit, ...]:
         return ()
     if module.name_of(join.func) != "torch.stack" or join.keywords or not isinstance(starts[0], ast.Assign):
         return ()
-    whole, (torch, more) = source(module, output.value), torch_in(module)  # type: ignore[attr-defined]
+    torch, more = torch_in(module)
     weights = f"{source(module, call.args[1])}, {torch}.ones_like({whole})"
     text = replaced_in(module, made, (output, whole), (call.args[1], weights))
     edits = [remove(module, starts[0]), statement_edit(module, loop, text), replace_node(join, named)]
@@ -56,12 +60,3 @@ def _at_once(site: Site, loop: ast.For, index: str) -> tuple[SourceEdit, ...]:
 
 def _is_row(node: ast.expr, index: str) -> bool:
     return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name) and node.slice.id == index
-
-
-def _over_rows(site: Site, loop: ast.For, output: ast.expr) -> bool:
-    """Return whether a loop counts all rows of what ``output`` is one of."""
-    over = loop.iter
-    if not isinstance(over, ast.Call) or path_of(over.func) != "range" or len(over.args) != 1:
-        return False
-    whole = source(site.module, output.value)  # type: ignore[attr-defined]
-    return source(site.module, over.args[0]) in (f"len({whole})", f"{whole}.shape[0]", f"{whole}.size(0)")

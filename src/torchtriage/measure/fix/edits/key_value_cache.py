@@ -30,9 +30,8 @@ WHAT = "keep keys and values, and run only the new token"
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield a cache for the loop of generation around the line, or for the call of ``generate`` at it."""
     module = site.module
-    for call in module.calls:
-        near = site.holds(call.node)
-        if near and literal(keyword(call.node, "use_cache")) is False and not module.trains:
+    for call in site.calls:
+        if literal(keyword(call.node, "use_cache")) is False and not module.trains:
             yield Proposal(set_keywords(module, call.node, {"use_cache": "True"}), WHAT)
             return
     for loop in site.loops:

@@ -33,9 +33,8 @@ DRAWS = re.compile(r"\brandom\b|rand(n|int|perm)?\(|epoch|seed|shuffle\(|Generat
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the loader of the line, or what the line calls to make one, moved out of the loops around it."""
     module = site.module
-    for call in module.calls:
-        node = call.node
-        if site.holds(node) and _makes_data(module, call):
+    for call in site.calls:
+        if _makes_data(module, call):
             text = _moved(module, call)
             if text != module.text:
                 thing = "loader" if _is_loader(module, call) else "data"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import indices, keyword, literal, names_in, path_of
-from torchtriage.measure.fix.proposal import Proposal, Site
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import free_name, imported, insert_before, set_keywords, source, without_keyword
 
 CODES = frozenset({"DAT102"})
@@ -18,22 +18,16 @@ BUFFERS = frozenset({"zeros", "ones", "full", "empty", "new_zeros", "new_ones", 
 GATHERS = re.compile(r"collat|batch|step|forward|predict|embed|classify|encode", re.IGNORECASE)
 
 
+@first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield shorter padding for what is padded at the line."""
-    module = site.module
-    for call in module.calls:
-        node = call.node
-        if not site.holds(node):
-            continue
+    for node in (call.node for call in site.calls):
         padding = keyword(node, "padding")
         if padding is not None and literal(padding) == "max_length":
             yield from _by_tokenizer(site, node, padding)
             return
         if path_of(node.func).rpartition(".")[2] in BUFFERS:
-            edits = _of_buffer(site, node)
-            if edits:
-                yield Proposal(edits, WHAT)
-                return
+            yield Proposal(_of_buffer(site, node), WHAT)
     yield Proposal(_of_lists(site), WHAT)
 
 

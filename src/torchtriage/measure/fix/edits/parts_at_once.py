@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import indices, names_in, path_of
 from torchtriage.measure.fix.edits._flow import flow_of
 from torchtriage.measure.fix.edits._turns import is_tensor, is_whole
-from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import bound, free_name, insert_before, source
 
 CODES = frozenset({"KRN072"})
@@ -31,13 +31,13 @@ class Part(NamedTuple):
 @first_only
 def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield ``parts = x.unbind(1)`` before a loop with ``x[:, t]``, which becomes ``parts[t]``."""
-    for loop in site.loops:
+    for loop in site.for_loops:
         parts = list(_parts(site.module, loop))
         for path in dict.fromkeys(path_of(part.node.value) for part in parts):
             yield _proposal(site, loop, path, [part for part in parts if path_of(part.node.value) == path])
 
 
-def _proposal(site: Site, loop: Loop, path: str, parts: list[Part]) -> Proposal | None:
+def _proposal(site: Site, loop: ast.For, path: str, parts: list[Part]) -> Proposal | None:
     module, (axis, *others) = site.module, {part.axis for part in parts}
     kept = path not in flow_of(module).changes([loop]) | bound([loop]) and not _may_be_changed(module, loop, parts)
     name = free_name(module, f"{path}_parts", "parts")
@@ -52,14 +52,14 @@ def _proposal(site: Site, loop: Loop, path: str, parts: list[Part]) -> Proposal 
     return Proposal(tuple(edits), f"take the parts of {path} at once, before the loop in line {loop.lineno}")
 
 
-def _runs_in_each_turn(module: Module, node: ast.AST, loop: Loop) -> bool:
+def _runs_in_each_turn(module: Module, node: ast.AST, loop: ast.For) -> bool:
     while (node := module.parents[node]) is not loop:
         if not isinstance(node, ONCE) or isinstance(node, PERHAPS):
             return False
     return True
 
 
-def _may_be_changed(module: Module, loop: Loop, parts: list[Part]) -> bool:
+def _may_be_changed(module: Module, loop: ast.For, parts: list[Part]) -> bool:
     """Return whether a loop writes into a part, or another name for one: PyTorch refuses that for parts of unbind."""
     inner = [node for item in loop.body for node in ast.walk(item)]
     if any(isinstance(node, ast.keyword) and node.arg in ("inplace", "out") for node in inner):
@@ -74,10 +74,10 @@ def _may_be_changed(module: Module, loop: Loop, parts: list[Part]) -> bool:
     return not all(isinstance(part.node.ctx, ast.Load) for part in parts)
 
 
-def _parts(module: Module, loop: Loop) -> Iterator[Part]:
+def _parts(module: Module, loop: ast.For) -> Iterator[Part]:
     """Yield what a loop over numbers takes at a place that depends on its turn, and all of other axes."""
-    over = path_of(loop.iter.func) if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) else ""
-    if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name) or over not in ("range", "reversed"):
+    over = path_of(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
+    if not isinstance(loop.target, ast.Name) or over not in ("range", "reversed"):
         return
     for node in (inner for item in loop.body for inner in ast.walk(item)):
         if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name):

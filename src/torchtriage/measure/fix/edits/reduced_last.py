@@ -20,11 +20,9 @@ PLACES = {"argmax": "max", "argmin": "min"}
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the reductions of the line, each in a form that is vectorised."""
     module = site.module
-    for call in module.calls:
+    for call in site.calls:
         node, name = call.node, call.attr
         if name not in PLACES and name not in NORMS and name != "normalize":
-            continue
-        if not site.holds(node):
             continue
         reduced, given = _arguments(module, node, ("dim",) if name in PLACES else ("p", "dim"))
         axis = whole_number(given.pop("dim", ast.Constant(1) if name == "normalize" else None))

@@ -115,8 +115,7 @@ def _by_target(site: Site, flow: Flow) -> Proposal | None:
     module, statement = site.module, site.statement
     if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call) or not site.loops:
         return None
-    loops = [loop for loop in site.loops if isinstance(loop, ast.For)]
-    call = statement.value
+    loops, call = site.for_loops, statement.value
     known = flow.call(call)
     if not loops or known is None or not known.callees or not all(flow.pure(callee) for callee in known.callees):
         return None

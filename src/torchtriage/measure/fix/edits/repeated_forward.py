@@ -89,8 +89,7 @@ def _second(site: Site, flow: Flow, call: ast.Call) -> Proposal | None:
 
 def _kept(site: Site, flow: Flow, call: ast.Call, statement: ast.stmt) -> Proposal | None:
     """Keep what a frozen model gives for each batch of data that comes in the same order in every epoch."""
-    module = site.module
-    loops = [loop for loop in site.loops if isinstance(loop, ast.For)]
+    module, loops = site.module, site.for_loops
     if len(loops) < 2 or not isinstance(statement, ast.Assign) or not FROZEN.search(path_of(call.func)):
         return None
     inner, outer = loops[0], loops[1]

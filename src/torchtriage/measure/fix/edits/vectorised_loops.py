@@ -31,9 +31,7 @@ FUNCTIONS = {
 @first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the outermost loop around the line, or that begins at it, whose turns can be done at once."""
-    for loop in reversed(site.loops):
-        if not isinstance(loop, ast.For):
-            continue
+    for loop in reversed(site.for_loops):
         nest, indent = _nest(site.module, loop), indent_of(site.module, loop)
         if nest is None or indent is None:
             continue

@@ -64,9 +64,8 @@ class Sink:
 @first_only
 def propose(site: Site) -> Iterator[Proposal | None]:
     """Yield the loop around the line, or the comprehension at it, over what is computed of each row of tensors."""
-    for loop in site.loops:
-        if isinstance(loop, ast.For):
-            yield _asked(site, loop)
+    for loop in site.for_loops:
+        yield _asked(site, loop)
     for node in ast.walk(site.statement) if isinstance(site.statement, ast.Assign | ast.Return | ast.AugAssign) else ():
         if isinstance(node, ast.ListComp | ast.GeneratorExp):
             yield _asked(site, node)

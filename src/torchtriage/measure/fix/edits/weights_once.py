@@ -22,13 +22,11 @@ NUMBER = re.compile(r"(^|[._])(n|num|len|size|count|total|vocab\w*)(_|$)|(^|_)n[
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the draw at the line from sums that are made where the weights are."""
     module = site.module
-    for call in module.calls:
-        node = call.node
-        if not site.holds(node) or not isinstance(node.func, ast.Attribute):
-            continue
-        if node.func.attr == "choice" and (weights := keyword(node, "p")) is not None:
+    for node in (call.node for call in site.calls):
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if method == "choice" and (weights := keyword(node, "p")) is not None:
             edits = _of_choice(module, node, weights)
-        elif node.func.attr == "choices" and (weights := keyword(node, "weights")) is not None:
+        elif method == "choices" and (weights := keyword(node, "weights")) is not None:
             edits = _of_choices(module, node, weights)
         else:
             continue

@@ -20,9 +20,8 @@ CELLS = frozenset({"torch.nn.LSTMCell", "torch.nn.GRUCell", "torch.nn.RNNCell"})
 @first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the layer for the loop around the line that runs a cell and keeps its outputs."""
-    for loop in site.loops:
-        if isinstance(loop, ast.For):
-            yield Proposal(_edits(site, loop), "run the recurrent layer over the whole sequence", NAMES)
+    for loop in site.for_loops:
+        yield Proposal(_edits(site, loop), "run the recurrent layer over the whole sequence", NAMES)
 
 
 def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:

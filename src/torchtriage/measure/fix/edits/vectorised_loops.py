@@ -67,12 +67,12 @@ class _Nest:
         """Return the statements that do all turns at once; raises ``_NotElementwiseError``."""
         sums = [item for item in self.body if isinstance(item, ast.AugAssign) and isinstance(item.target, ast.Name)]
         self.local = bound(item for item in self.body if item not in sums)
-        stores = written(self.body) - bound(self.body)
-        for name in stores:
-            for part in self._indexed(name):
-                is_read = isinstance(part.ctx, ast.Load)
-                if is_read and self._index(part.slice) != self._index(self._store(name).slice):
-                    raise _NotElementwiseError
+        indexed = [part for item in self.body for part in ast.walk(item) if isinstance(part, ast.Subscript)]
+        for name in written(self.body) - bound(self.body):
+            parts = [part for part in indexed if path_of(part.value) == name]
+            stored = [self._index(part.slice) for part in parts if not isinstance(part.ctx, ast.Load)]
+            if any(self._index(part.slice) not in stored[:1] for part in parts if isinstance(part.ctx, ast.Load)):
+                raise _NotElementwiseError
         end = self.loops[0].end_lineno or 0
         named = [node for node in ast.walk(self.module.scope(self.loops[0])) if isinstance(node, ast.Name)]
         later = [node for node in named if node.id in {*self.local, *self.names} and node.lineno > end]
@@ -84,17 +84,6 @@ class _Nest:
         end = self.loops[0].end_lineno or 0
         stores = self.module.stores(node.id, self.module.scope(self.loops[0]))
         return any(end < item.lineno <= node.lineno for item in stores)
-
-    def _store(self, name: str) -> ast.Subscript:
-        for part in self._indexed(name):
-            if not isinstance(part.ctx, ast.Load):
-                return part
-        raise _NotElementwiseError
-
-    def _indexed(self, name: str) -> Iterator[ast.Subscript]:
-        for part in (part for statement in self.body for part in ast.walk(statement)):
-            if isinstance(part, ast.Subscript) and path_of(part.value) == name:
-                yield part
 
     def _rows(self, statement: ast.stmt, condition: str) -> list[str]:
         if isinstance(statement, ast.If):
@@ -304,13 +293,9 @@ class _Nest:
     def _shift(self, part: ast.expr, name: str) -> int:
         if isinstance(part, ast.Name):
             return 0
-        if isinstance(part, ast.BinOp) and path_of(part.left) == name and isinstance(literal(part.right), int):
-            number = literal(part.right)
-            assert isinstance(number, int)
-            if isinstance(part.op, ast.Add):
-                return number
-            if isinstance(part.op, ast.Sub):
-                return -number
+        number = _added(part)
+        if isinstance(part, ast.BinOp) and path_of(part.left) == name and number is not None:
+            return number
         raise _NotElementwiseError
 
 
@@ -323,14 +308,19 @@ def _plus(node: ast.expr | None, number: int) -> str:
     value = literal(node)
     if isinstance(value, int):
         return str(value + number)
-    if isinstance(node, ast.BinOp) and isinstance(literal(node.right), int) and isinstance(node.op, ast.Add | ast.Sub):
-        right = literal(node.right)
-        assert isinstance(right, int)
-        total = (right if isinstance(node.op, ast.Add) else -right) + number
-        left = ast.unparse(node.left)
-        return left if not total else f"{left} {'+' if total > 0 else '-'} {abs(total)}"
+    added = _added(node)
+    if isinstance(node, ast.BinOp) and added is not None:
+        node, number = node.left, added + number
     text = ast.unparse(node)
     return text if not number else f"{text} {'+' if number > 0 else '-'} {abs(number)}"
+
+
+def _added(node: ast.expr) -> int | None:
+    """Return the number of ``x + 2`` and ``x - 2``, with its sign; None for anything else."""
+    number = literal(node.right) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) else None
+    if not isinstance(node, ast.BinOp) or not isinstance(number, int):
+        return None
+    return number if isinstance(node.op, ast.Add) else -number
 
 
 def _nest(module: Module, outer: ast.For) -> _Nest | None:

@@ -9,7 +9,7 @@ from torchtriage.diagnose.lint.syntax import indices, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
-from torchtriage.measure.fix.statements import imported, source, statement_edit
+from torchtriage.measure.fix.statements import complete, imported, source, statement_edit
 
 CODES = words("LCH017 LCH109 LCH014 HST020 HST114 SYN001 LCH105 HST106")
 BARE = words("item long int cpu")
@@ -48,8 +48,8 @@ def _counted(site: Site, loop: ast.For) -> Proposal | None:
         rows = f"{name}.index_put_({_tuple([f'{item}.long()' for item in texts])}, {one}, accumulate=True)"
     else:
         return None
-    edit = statement_edit(module, loop, rows)
-    return Proposal((edit, *more), f"count all turns of the loop in line {loop.lineno} at once") if edit else None
+    edits = complete((statement_edit(module, loop, rows), *more))
+    return Proposal(edits, f"count all turns of the loop in line {loop.lineno} at once")
 
 
 def _tuple(items: list[str]) -> str:

@@ -59,9 +59,9 @@ def _accumulating(site: Site) -> Iterator[Proposal]:
     header = f"with nullcontext() if {source(module, tests[0])} else {model}.no_sync():"
     edits = wrap(module, span, header)
     known = module.aliases.get("nullcontext") == "contextlib.nullcontext"
-    more = None if known else import_edit(module, "from contextlib import nullcontext")
-    if edits and (known or more is not None):
-        yield Proposal((*edits, *filter(None, [more])), "exchange gradients with the last micro-batch")
+    imports = [] if known else [import_edit(module, "from contextlib import nullcontext")]
+    if edits:
+        yield Proposal(complete((*edits, *imports)), "exchange gradients with the last micro-batch")
 
 
 def _parallel(module: Module) -> str:

@@ -95,7 +95,7 @@ def _into_init(site: Site, flow: Flow, function: SourceFunction, statement: ast.
     rows = [_kept(site, part, names[name], names, buffer=owner.is_module) for name, part in parts.items()]
     edits.insert(0, insert_after(module, init.node.body[-1], "\n".join(rows)))
     what = f"compute {', '.join(names)} once, in {owner.name}.__init__()"
-    return Proposal(complete(edits), what) if all(edits) else None
+    return Proposal(complete(edits), what)
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -111,7 +111,7 @@ def _begun(site: Site, growth: Growth, condition: ast.If) -> Proposal | None:
         whole = statement_edit(module, condition, "\n".join(rows))
         edits.append(whole if same and alone else replace_node(condition.test, f"not {asked}_parts"))
     paths = ", ".join(item.path for item, _ in pairs)
-    return Proposal(complete(edits), f"join {paths} once, after the loop") if all(edits) else None
+    return Proposal(complete(edits), f"join {paths} once, after the loop")
 
 
 def _outermost(site: Site, growth: Growth, condition: ast.If | None = None) -> Loop | None:
@@ -212,7 +212,7 @@ def _in_loop(site: Site, growth: Growth) -> Proposal | None:
         replace_node(growth.statement, f"{name}.append({source(module, growth.part)})"),
         insert_after(module, outer, f"{path} = {growth.join}({name}{growth.rest}){guard}"),
     ]
-    return Proposal(complete(edits), f"join {path} once, after the loop") if all(edits) else None
+    return Proposal(complete(edits), f"join {path} once, after the loop")
 
 
 def _in_class(site: Site, growth: Growth, first: tuple[ast.If, ast.Assign] | None) -> Proposal | None:

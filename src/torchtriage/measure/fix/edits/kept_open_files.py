@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, meets
 from torchtriage.measure.fix.edits.needless_calls_out import UNFLUSHED, UNSYNCED
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
-from torchtriage.measure.fix.statements import complete, indent_of, insert_after, remove, source, wrap
+from torchtriage.measure.fix.statements import complete, insert_after, remove, source, unwrap, wrap
 
 HARMLESS = re.compile(
     r"^(print|str|len|pathlib\.(Path|PurePath)|os\.path\.\w+|os\.(makedirs|remove)|mkdir|unlink|exists)$"
@@ -84,18 +84,17 @@ def _in_class(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
     lasting = flow.lasting(owner)
     if not reads or any(path not in lasting for path in reads) or _is_read(site, item.context_expr, block):
         return None
-    if block.body[0].lineno == block.lineno or not isinstance(item.optional_vars, ast.Name):
-        return None
+    assert isinstance(item.optional_vars, ast.Name)
     name = f"{next(iter(reads)).rpartition('.')[2].removesuffix('path').strip('_')}_file".lstrip("_")
     if f"self.{name}" in lasting:
         return None
     kept = insert_after(module, init.node.body[-1], f"self.{name} = {source(module, item.context_expr)}")
-    first, last = block.body[0].lineno, block.end_lineno or block.lineno
-    width = len(indent_of(module, block.body[0]) or "") - len(indent_of(module, block) or "")
     flushes = _without_flush(site, block)
     gone = {line for edit in flushes for line in range(edit.line, edit.end_line)}
-    edits: list[SourceEdit | None] = [kept, SourceEdit(block.lineno, 0, first, 0, ""), *flushes]
-    edits += [SourceEdit(line, 0, line, width, "") for line in range(first, last + 1) if line not in gone]
+    body = [edit for edit in unwrap(module, block) if edit.line not in gone]
+    if not body:
+        return None
+    edits: list[SourceEdit | None] = [kept, *flushes, *body]
     edits += [
         replace_node(node, f"self.{name}")
         for statement in block.body

@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.edits._turns import is_whole
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import remove, source
+from torchtriage.measure.fix.statements import complete, remove, source
 
 CODES = words("KRN102 HST114 LCH014 LCH015 LCH105")
 
@@ -53,16 +53,13 @@ def _distances(site: Site, call: ast.Call) -> tuple[SourceEdit, ...]:
     rows, columns = (left, right) if left[1] > right[1] else (right, left)
     torch, more = torch_in(module)
     text = f"{torch}.cdist({rows[0]}, {columns[0]})"
-    edits = [replace_node(call, f"{text}.square()" if is_square else text)]
+    edits: list[SourceEdit | None] = [replace_node(call, f"{text}.square()" if is_square else text)]
     out = _rooted(module, call)
     if is_square and out is not None:
         edits = [replace_node(out, text)]
     if made is not None:
-        gone = remove(module, made)
-        if gone is None:
-            return ()
-        edits.append(gone)
-    return (*edits, *more)
+        edits.append(remove(module, made))
+    return complete((*edits, *more))
 
 
 def _squared(module: Module, node: ast.expr) -> ast.expr | None:

@@ -83,14 +83,15 @@ def _looked_up(site: Site, statement: ast.stmt, node: ast.expr, over: ast.expr, 
         if not isinstance(outer, ast.Expr) or not isinstance(call.args[0], ast.Name | ast.Constant):
             return None
         later.append(insert_after(module, outer, f"{name}.add({ast.unparse(call.args[0])})"))
-    if before is None or not name or not all(later):
+    if not name:
         return None
     if method and isinstance(node, ast.Call):
         calls = _searches(site, place, path) if shared is None else [node]
-        edits = [before, *(replace_node(item, f"{name}[{ast.unparse(item.args[0])}]") for item in calls)]
+        edits = [replace_node(item, f"{name}[{ast.unparse(item.args[0])}]") for item in calls]
     else:
-        edits = [before, *(replace_node(item, name) for item in _same_tests(place, path)), *filter(None, later)]
-    return Proposal(tuple(edits), f"look in a {'dictionary' if method else 'set'} instead of through {path}")
+        edits = [replace_node(item, name) for item in _same_tests(place, path)]
+    kind = "dictionary" if method else "set"
+    return Proposal(complete((before, *edits, *later)), f"look in a {kind} instead of through {path}")
 
 
 def _shared(site: Site, path: str) -> ast.stmt | None:
@@ -208,4 +209,4 @@ def _deque(site: Site, path: str) -> Proposal | None:
                 return None
     if name == "deque" and name not in module.aliases:
         edits.append(import_edit(module, "from collections import deque"))
-    return Proposal(complete(edits), f"make {path} a deque") if len(edits) > 1 and all(edits) else None
+    return Proposal(complete(edits), f"make {path} a deque") if len(edits) > 1 else None

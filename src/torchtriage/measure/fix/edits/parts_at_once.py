@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.syntax import indices, names_in, path_of
 from torchtriage.measure.fix.edits._flow import flow_of
 from torchtriage.measure.fix.edits._turns import is_tensor, is_whole
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
-from torchtriage.measure.fix.statements import bound, free_name, insert_before, source
+from torchtriage.measure.fix.statements import bound, complete, free_name, insert_before, source
 
 CODES = frozenset({"KRN072"})
 ONCE = ast.expr | ast.keyword | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr | ast.With
@@ -46,10 +46,8 @@ def _proposal(site: Site, loop: ast.For, path: str, parts: list[Part]) -> Propos
     if not any(_runs_in_each_turn(module, part.node, loop) for part in parts):
         return None  # the tensor may be None where it is not taken
     before = insert_before(module, loop, f"{name} = {path}.unbind({axis})")
-    if before is None:
-        return None
     edits = [before, *(replace_node(part.node, f"{name}[{source(module, part.place)}]") for part in parts)]
-    return Proposal(tuple(edits), f"take the parts of {path} at once, before the loop in line {loop.lineno}")
+    return Proposal(complete(edits), f"take the parts of {path} at once, before the loop in line {loop.lineno}")
 
 
 def _runs_in_each_turn(module: Module, node: ast.AST, loop: ast.For) -> bool:

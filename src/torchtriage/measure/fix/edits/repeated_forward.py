@@ -14,7 +14,7 @@ from torchtriage.measure.fix.edits._flow import Flow, flow_of, meets
 from torchtriage.measure.fix.edits._lasting import outdented, same
 from torchtriage.measure.fix.edits.less_often import counter_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
-from torchtriage.measure.fix.statements import body_of, free_name, insert_before, source
+from torchtriage.measure.fix.statements import body_of, complete, free_name, insert_before, source
 
 CODES = words("LCH103 LCH105 LCH111 HST020 HST114 CFG043 CFG042 OPT101 LCH014")
 BETWEEN = re.compile(r"\.(step|train|eval|load_state_dict|zero_|copy_|requires_grad_)\(")
@@ -109,9 +109,7 @@ def _kept(site: Site, flow: Flow, call: ast.Call, statement: ast.stmt) -> Propos
     text = outdented(module, statement.value, statement)
     check = insert_before(module, statement, f"if {counter} not in {name}:\n    {name}[{counter}] = {text}")
     before = insert_before(module, outer, f"{name} = {{}}")
-    if check is None or before is None:
-        return None
-    edits = (before, *more, check, replace_node(statement.value, f"{name}[{counter}]"))
+    edits = complete((before, *more, check, replace_node(statement.value, f"{name}[{counter}]")))
     return Proposal(edits, f"run {path}() once for each batch, and not in each epoch")
 
 

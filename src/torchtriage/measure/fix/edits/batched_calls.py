@@ -10,9 +10,9 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.syntax import arguments, literal, names_in, path_of, whole_number
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import appended
-from torchtriage.measure.fix.edits._flow import Flow, flow_of
+from torchtriage.measure.fix.edits._flow import flow_of
 from torchtriage.measure.fix.edits._turns import counted
-from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
+from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import body_of, complete, remove, source
 
 CODES = words("LCH102 LCH107 LCH017 LCH014 LCH109 HST020 HST114 KRN024 LCH105")
@@ -26,80 +26,65 @@ ALONG = words("softmax log_softmax argmax argmin sum mean amax amin std var norm
 @first_only
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the comprehension, or the loop that appends, that is joined right away, as one call."""
-    statement, flow = site.statement, flow_of(site.module)
-    if statement is None:
+    if site.statement is None:
         return
-    for node in ast.walk(statement):
-        if isinstance(node, ast.ListComp):
-            yield Proposal(complete((_comprehension(site, flow, node),)), "run the model on all samples at once")
-    for loop in site.loops:
-        yield Proposal(_loop(site, flow, loop), f"run all turns of the loop in line {loop.lineno} at once")
+    for node in ast.walk(site.statement):
+        if isinstance(node, ast.ListComp) and len(node.generators) == 1 and not node.generators[0].ifs:
+            over, join = node.generators[0], site.module.parents.get(node)
+            edit = _joined(site, over.target, over.iter, node.elt, join)
+            yield Proposal(complete((edit,)), "run the model on all samples at once")
+    for loop in site.for_loops:
+        yield Proposal(_loop(site, loop), f"run all turns of the loop in line {loop.lineno} at once")
 
 
-def _lifting(site: Site, flow: Flow, target: ast.expr, over: ast.expr) -> _Lift | None:
-    if not isinstance(target, ast.Name):
-        return None
-    if whole := counted(site.module, over):
-        return _Lift(site, flow, whole, index=target.id)
-    if path_of(over):
-        kind = site.module.value(over).kind
-        whole = source(site.module, over)
-        return _Lift(site, flow, f"torch.stack({whole})" if kind == "list" else whole, sample=target.id)
-    return None
-
-
-def _joined(lift: _Lift, node: ast.expr, join: str) -> str | None:
-    """Return what a join of all results is for the batch."""
-    try:
-        batch = lift.lift(node)
-    except _NotBatchedError:
-        return None
-    if "(" not in batch.text.replace("torch.stack(", ""):
-        return None  # no work at all
-    if join == "torch.cat":
-        return batch.text if batch.single else None
-    return f"{batch.text}.unsqueeze(1)" if batch.single else batch.text
-
-
-def _comprehension(site: Site, flow: Flow, node: ast.ListComp) -> SourceEdit | None:
-    outer = site.module.parents.get(node)
-    join = site.module.name_of(outer.func) if isinstance(outer, ast.Call) else ""
-    if join not in ("torch.cat", "torch.stack") or len(node.generators) != 1 or node.generators[0].ifs:
-        return None
-    assert isinstance(outer, ast.Call)
-    if any(literal(item) != 0 for item in arguments(outer)[1:]):
-        return None
-    lift = _lifting(site, flow, node.generators[0].target, node.generators[0].iter)
-    text = _joined(lift, node.elt, join) if lift is not None else None
-    return replace_node(outer, text) if text else None
-
-
-def _loop(site: Site, flow: Flow, loop: Loop) -> tuple[SourceEdit, ...]:
+def _loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     """Return the edits of ``outs = []``, ``for ...: outs.append(f(x))``, and ``torch.cat(outs)`` below."""
     module = site.module
-    if not isinstance(loop, ast.For) or len(loop.body) != 1 or not isinstance(loop.body[0], ast.Expr):
+    if len(loop.body) != 1 or not isinstance(loop.body[0], ast.Expr):
         return ()
     call, added = loop.body[0].value, appended(loop.body[0].value)
     if added is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return ()
-    name = path_of(call.func.value)
-    scope = module.scope(loop)
+    name, scope = path_of(call.func.value), module.scope(loop)
     stores = module.stores(name, scope)
     reads = [node for node in module.reads(name, scope) if node not in ast.walk(loop)]
     if call.func.attr != "append" or len(reads) != 1 or len(stores) != 1:
         return ()
-    outer, made = module.parents[reads[0]], module.parents[stores[0]]
-    join = module.name_of(outer.func) if isinstance(outer, ast.Call) else ""
-    lift = _lifting(site, flow, loop.target, loop.iter)
-    if join not in ("torch.cat", "torch.stack") or lift is None or not isinstance(made, ast.Assign):
+    made = module.parents[stores[0]]
+    if not isinstance(made, ast.Assign) or made not in (body_of(module, loop) or []):
         return ()
-    assert isinstance(outer, ast.Call)
-    if any(literal(item) != 0 for item in arguments(outer)[1:]) or made not in (body_of(module, loop) or []):
-        return ()
-    text = _joined(lift, added, join)
-    if text is None:
-        return ()
-    return complete([remove(module, made), remove(module, loop), replace_node(outer, text)])
+    joined = _joined(site, loop.target, loop.iter, added, module.parents[reads[0]])
+    return complete([remove(module, made), remove(module, loop), joined])
+
+
+def _joined(site: Site, target: ast.expr, over: ast.expr, element: ast.expr, join: ast.AST | None) -> SourceEdit | None:
+    """Return the edit that puts one call for the batch in the place of a join of the elements of all samples."""
+    name = site.module.name_of(join.func) if isinstance(join, ast.Call) else ""
+    if not isinstance(join, ast.Call) or name not in ("torch.cat", "torch.stack"):
+        return None
+    lift = _lifting(site, target, over)
+    if lift is None or any(literal(item) != 0 for item in arguments(join)[1:]):
+        return None
+    try:
+        batch = lift.lift(element)
+    except _NotBatchedError:
+        return None
+    works = "(" in batch.text.replace("torch.stack(", "")
+    if not works or (name == "torch.cat" and not batch.single):
+        return None
+    return replace_node(join, f"{batch.text}.unsqueeze(1)" if name == "torch.stack" and batch.single else batch.text)
+
+
+def _lifting(site: Site, target: ast.expr, over: ast.expr) -> _Lift | None:
+    if not isinstance(target, ast.Name):
+        return None
+    if whole := counted(site.module, over):
+        return _Lift(site, whole, index=target.id)
+    if path_of(over):
+        kind = site.module.value(over).kind
+        whole = source(site.module, over)
+        return _Lift(site, f"torch.stack({whole})" if kind == "list" else whole, sample=target.id)
+    return None
 
 
 class _NotBatchedError(Exception):
@@ -119,7 +104,6 @@ class _Lift:
     """How to write an expression of one sample for all: ``sample`` : its variable, or ``index`` of it in ``whole``."""
 
     site: Site
-    flow: Flow
     whole: str
     sample: str = ""
     index: str = ""
@@ -184,7 +168,7 @@ class _Lift:
                 axis = axis if node.args else f"{node.keywords[0].arg}={axis}"
                 return _Batch(f"{inner.text}.{name}({axis})", inner.single)
             raise _NotBatchedError
-        known = self.flow.call(node)
+        known = flow_of(self.site.module).call(node)
         varying = [item for item in arguments(node) if self._varies(item)]
         if len(varying) != 1 or self._varies(func):
             raise _NotBatchedError

@@ -13,7 +13,7 @@ from torchtriage.diagnose.lint.syntax import names_in
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._escapes import escapes
 from torchtriage.measure.fix.edits._flow import Flow, comprehended, meets
-from torchtriage.measure.fix.statements import indent_of, source
+from torchtriage.measure.fix.statements import complete, indent_of, insert_before, source
 
 # too cheap to be worth a line of their own, or used up when they are gone through
 CHEAP = re.compile(
@@ -167,6 +167,16 @@ def outdented(module: Module, node: ast.expr, statement: ast.stmt) -> str:
     first, *rest = source(module, node).splitlines()
     indent = indent_of(module, statement) or ""
     return "\n".join([first, *(row.removeprefix(indent) for row in rest)])
+
+
+def kept_by_key(
+    module: Module, value: ast.expr, statement: ast.stmt, loop: ast.stmt, table: str, key: str
+) -> tuple[SourceEdit, ...]:
+    """Return the edits that compute a value once for each key, kept in a dictionary that is made before a loop."""
+    asked = f"({key})" if "," in key else key
+    check = f"if {asked} not in {table}:\n    {table}[{key}] = {outdented(module, value, statement)}"
+    before = insert_before(module, loop, f"{table} = {{}}"), insert_before(module, statement, check)
+    return complete((*before, replace_node(value, f"{table}[{key}]")))
 
 
 def name_for(module: Module, part: ast.expr) -> str:

@@ -7,15 +7,14 @@ import re
 from collections.abc import Iterator, Sequence
 
 from torchtriage.diagnose.lint.base import decorate
-from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import SourceCall, SourceFunction
 from torchtriage.diagnose.lint.syntax import arguments, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_words import CACHES
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, loads, meets, mutated
-from torchtriage.measure.fix.edits._lasting import outdented
+from torchtriage.measure.fix.edits._lasting import kept_by_key
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import alias_of, complete, insert_before, module_in, source
+from torchtriage.measure.fix.statements import alias_of, complete, module_in, source
 
 CODES = words("""
     HST020 HST055 HST101 HST103 HST105 HST106 HST107 HST110 HST111 HST114 HST118 HST134 LCH014 LCH015 LCH017 LCH105
@@ -135,12 +134,6 @@ def _by_target(site: Site, flow: Flow) -> Proposal | None:
         named = [node for node in ast.walk(call) if isinstance(node, ast.Name) and node.id in keys]
         if name in names_in(module.tree) or any(module.value(node).kind in UNHASHABLE for node in named):
             continue
-        before = insert_before(module, outer, f"{name} = {{}}")
-        text = outdented(module, call, statement)
-        check = insert_before(
-            module, statement, f"if {key if len(keys) == 1 else f'({key})'} not in {name}:\n    {name}[{key}] = {text}"
-        )
-        if before is not None and check is not None:
-            edits = (before, check, replace_node(call, f"{name}[{key}]"))
+        if edits := kept_by_key(module, call, statement, outer, name, key):
             return Proposal(edits, f"compute {source(module, call.func)}() once for each {key}")
     return None

@@ -11,10 +11,10 @@ from torchtriage.diagnose.lint.syntax import arguments, keyword, names_in, path_
 from torchtriage.diagnose.lint.torch_names import LOADERS, words
 from torchtriage.diagnose.lint.work_words import RANDOM
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, meets
-from torchtriage.measure.fix.edits._lasting import outdented, same
+from torchtriage.measure.fix.edits._lasting import kept_by_key, outdented, same
 from torchtriage.measure.fix.edits.less_often import counter_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
-from torchtriage.measure.fix.statements import body_of, complete, free_name, insert_before, source
+from torchtriage.measure.fix.statements import body_of, free_name, insert_before, source
 
 CODES = words("LCH103 LCH105 LCH111 HST020 HST114 CFG043 CFG042 OPT101 LCH014")
 BETWEEN = re.compile(r"\.(step|train|eval|load_state_dict|zero_|copy_|requires_grad_)\(")
@@ -106,11 +106,8 @@ def _kept(site: Site, flow: Flow, call: ast.Call, statement: ast.stmt) -> Propos
     name = re.sub(r"\W+", "_", path.removeprefix("self.")) + "_outputs"
     if not counter or name in names_in(module.tree) or _is_trained(site, path) or _is_given(site, path):
         return None
-    text = outdented(module, statement.value, statement)
-    check = insert_before(module, statement, f"if {counter} not in {name}:\n    {name}[{counter}] = {text}")
-    before = insert_before(module, outer, f"{name} = {{}}")
-    edits = complete((before, *more, check, replace_node(statement.value, f"{name}[{counter}]")))
-    return Proposal(edits, f"run {path}() once for each batch, and not in each epoch")
+    edits = kept_by_key(module, statement.value, statement, outer, name, counter)
+    return Proposal((*edits, *more) if edits else (), f"run {path}() once for each batch, and not in each epoch")
 
 
 def _is_given(site: Site, path: str) -> bool:

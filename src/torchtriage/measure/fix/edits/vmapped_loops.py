@@ -114,10 +114,7 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
     text = [f"def {name}({', '.join(of_row.names)}):", *(f"{INDENT}{of_row.text(item)}" for item in steps)]
     torch, more = torch_in(module)
     axes = [sink.axis for sink in sinks]
-    out = f", out_dims={axes[0] if len(axes) == 1 else tuple(axes)}" if any(axes) else ""
-    called = (
-        f'{torch}.vmap({name}{of_row.axes}{out}, randomness="different", chunk_size={AT_ONCE})({of_row.given(torch)})'
-    )
+    called = of_row.mapped_by(torch, name, axes)
     results = [called] if len(sinks) == 1 else _results(site, kept)
     rows = [_filled(site, sink, result, turns) for sink, result in zip(sinks, results, strict=True)]
     rows = [f"{', '.join(results)} = {called}", *rows] if len(sinks) > 1 else rows
@@ -149,9 +146,7 @@ def _of_comprehension(site: Site, node: ast.ListComp | ast.GeneratorExp) -> tupl
     _check(site, [value], [], [])
     of_row = _OfRow(site, turns, [value])
     torch, more = torch_in(module)
-    out = f", out_dims={axis}" if axis else ""
-    text = f"{torch}.vmap(lambda {', '.join(of_row.names)}: {of_row.text(value)}{of_row.axes}{out}, "
-    text += f'randomness="different", chunk_size={AT_ONCE})({of_row.given(torch)})'
+    text = of_row.mapped_by(torch, f"lambda {', '.join(of_row.names)}: {of_row.text(value)}", [axis])
     if (axis and join != "torch.stack") or (read and others):
         raise NotRowsError
     is_any = "" if turns.length.isdigit() else f" if {turns.length} > 0 else "
@@ -193,12 +188,13 @@ class _OfRow:
     def names(self) -> list[str]:
         return [*(item.name for item in self.mapped), *([self.number] if self.number else [])]
 
-    @property
-    def axes(self) -> str:
-        axes = tuple(item.axis for item in self.mapped) + ((0,) if self.number else ())
-        return f", in_dims={axes[0] if len(axes) == 1 else axes}" if any(axes) else ""
+    def mapped_by(self, torch: str, function: str, out: Sequence[int]) -> str:
+        """Return the call of a function for all rows; ``out`` : the dimension of the rows in each of its results."""
+        axes = [*(item.axis for item in self.mapped), *([0] if self.number else [])]
+        options = f'{_dims("in", axes)}{_dims("out", out)}, randomness="different", chunk_size={AT_ONCE}'
+        return f"{torch}.vmap({function}{options})({self._given(torch)})"
 
-    def given(self, torch: str) -> str:
+    def _given(self, torch: str) -> str:
         """Return what ``vmap`` is handed: the tensors, and the numbers of the turns where they are used."""
         first: Mapped = self.mapped[0]
         length = self.turns.length
@@ -215,6 +211,10 @@ class _OfRow:
             if use in inside
         ]
         return replaced_in(self.module, node, *uses)
+
+
+def _dims(which: str, axes: Sequence[int]) -> str:
+    return f", {which}_dims={axes[0] if len(axes) == 1 else tuple(axes)}" if any(axes) else ""
 
 
 def _check(site: Site, parts: Sequence[ast.expr], steps: Sequence[ast.stmt], kept: list[str]) -> None:

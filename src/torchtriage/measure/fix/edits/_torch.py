@@ -34,6 +34,13 @@ def torch_in(module: Module) -> tuple[str, tuple[SourceEdit, ...]]:
     return name, tuple(filter(None, imports))
 
 
+def operands(module: Module, call: ast.Call) -> list[ast.expr]:
+    """Return what a function of torch or a method is given by place, the tensor first: of ``x.sum(1)``, x and 1."""
+    if isinstance(call.func, ast.Attribute) and not module.name_of(call.func).startswith("torch."):
+        return [call.func.value, *call.args]
+    return [*call.args]
+
+
 def calls_at(site: Site) -> list[SourceCall]:
     """Return the calls of the statement at the line; of a loop or another block those of its head."""
     statement = site.statement

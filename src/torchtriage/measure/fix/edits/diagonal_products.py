@@ -9,6 +9,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
 from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.measure.fix.edits._torch import operands
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import source
 
@@ -65,15 +66,14 @@ def _is_vector(module: Module, node: ast.expr) -> bool:
         elif isinstance(node, ast.BinOp) and not isinstance(node.op, ast.MatMult):
             node = node.right if literal(node.left) is not ... else node.left
         elif isinstance(node, ast.Call):
-            is_torch = module.name_of(node.func).startswith("torch.")
             last = path_of(node.func).rpartition(".")[2] or getattr(node.func, "attr", "")
-            given = node.args[1:] if is_torch else node.args
+            given = operands(module, node)
             if last in REDUCES:
-                dim = keyword(node, "dim") or (given[0] if given else None)
+                dim = keyword(node, "dim") or (given[1] if len(given) > 1 else None)
                 return isinstance(literal(dim) if dim is not None else None, int) and not keyword(node, "keepdim")
-            if last not in ELEMENTWISE:
+            if last not in ELEMENTWISE or not given:
                 return False
-            node = node.args[0] if is_torch else node.func.value  # type: ignore[attr-defined]
+            node = given[0]
         else:
             return False
     return False

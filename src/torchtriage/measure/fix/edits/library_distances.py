@@ -9,7 +9,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import indices, keyword, literal, path_of, whole_number
 from torchtriage.diagnose.lint.torch_names import words
-from torchtriage.measure.fix.edits._torch import torch_in
+from torchtriage.measure.fix.edits._torch import operands, torch_in
 from torchtriage.measure.fix.edits._turns import is_whole
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import complete, remove, source
@@ -26,11 +26,9 @@ def propose(site: Site) -> Iterator[Proposal]:
 
 def _distances(site: Site, call: ast.Call) -> tuple[SourceEdit, ...]:
     """Return the edits of a sum of squares, or norm, over the last dimension of differences of all pairs."""
-    module, name = site.module, site.module.name_of(call.func)
+    module, given = site.module, operands(site.module, call)
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    is_function = name.startswith("torch.")
-    given = call.args if is_function else [getattr(call.func, "value", None), *call.args]
-    if method not in ("sum", "norm", "vector_norm") or not given or given[0] is None or keyword(call, "keepdim"):
+    if method not in ("sum", "norm", "vector_norm") or not given or keyword(call, "keepdim"):
         return ()
     dim = keyword(call, "dim") or (given[1] if len(given) > 1 and method == "sum" else None)
     inner, is_square = given[0], False
@@ -66,15 +64,11 @@ def _squared(module: Module, node: ast.expr) -> ast.expr | None:
     """Return what is squared."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and literal(node.right) == 2:
         return node.left
-    if not isinstance(node, ast.Call):
+    given = operands(module, node) if isinstance(node, ast.Call) else []
+    if not isinstance(node, ast.Call) or not given:
         return None
-    if module.name_of(node.func) in ("torch.square", "torch.pow"):
-        power, inner = node.args[1:], node.args[0]
-    elif isinstance(node.func, ast.Attribute) and node.func.attr in ("square", "pow"):
-        power, inner = node.args, node.func.value
-    else:
-        return None
-    return inner if not power or literal(power[0]) == 2 else None
+    last = node.func.attr if isinstance(node.func, ast.Attribute) else module.name_of(node.func).removeprefix("torch.")
+    return given[0] if last in ("square", "pow") and all(literal(power) == 2 for power in given[1:]) else None
 
 
 def _rooted(module: Module, node: ast.Call) -> ast.Call | None:

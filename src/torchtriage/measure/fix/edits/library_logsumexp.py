@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.syntax import indices, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of
 from torchtriage.measure.fix.edits._meanwhile import is_seen_elsewhere
-from torchtriage.measure.fix.edits._torch import torch_in
+from torchtriage.measure.fix.edits._torch import operands, torch_in
 from torchtriage.measure.fix.edits._turns import is_whole
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import body_of, bound, remove, source
@@ -72,16 +72,15 @@ def _argument(module: Module, node: ast.expr | None, name: str) -> ast.expr | No
         return None
     if any(item.arg == "out" for item in node.keywords):
         return None
-    if module.name_of(node.func) == f"torch.{name}":
-        return node.args[0] if node.args else None
-    return node.func.value if not module.name_of(node.func) else None
+    full = module.name_of(node.func)
+    return next(iter(operands(module, node)), None) if full in ("", f"torch.{name}") else None
 
 
 def _given(module: Module, node: ast.expr | None) -> list[str]:
     """Return the dimension, and whether it is kept, that a sum is given; none where there may be more."""
     if not isinstance(node, ast.Call):
         return []
-    rest = node.args[1:] if module.name_of(node.func) == "torch.sum" else node.args
+    rest = operands(module, node)[1:]
     named = [item for item in node.keywords if item.arg in SUMS]
     if len(named) != len(node.keywords) or (not rest and not any(item.arg in ("dim", "axis") for item in named)):
         return []

@@ -9,6 +9,7 @@ from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import literal, whole_number
 from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.measure.fix.edits._torch import operands
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import operand, source
 
@@ -51,10 +52,9 @@ def _arguments(module: Module, node: ast.Call, names: tuple[str, ...]) -> tuple[
 
     No tensor where there are arguments beside those named.
     """
-    function = module.name_of(node.func).startswith("torch.")
-    if not function and not isinstance(node.func, ast.Attribute):
+    if not isinstance(node.func, ast.Attribute) and not module.name_of(node.func).startswith("torch."):
         return None, {}
-    tensor, *others = node.args if function else (node.func.value, *node.args)  # type: ignore[attr-defined]
+    tensor, *others = operands(module, node)
     given = dict(zip(names, others, strict=False))
     for item in node.keywords:
         name = {"axis": "dim", "ord": "p"}.get(item.arg or "", item.arg or "")

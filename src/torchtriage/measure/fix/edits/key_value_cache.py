@@ -12,6 +12,7 @@ from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
 from torchtriage.measure.fix.statements import (
     bound,
+    complete,
     free_name,
     insert_after,
     insert_before,
@@ -50,12 +51,12 @@ def _edits(module: Module, loop: Loop) -> tuple[SourceEdit, ...]:
     if whole != ids or token is None or ran is None or not new:
         return ()
     call = _model_call(ran.value, ids)
+    if call is None:
+        return ()
     before = insert_before(module, loop, f"{new} = {ids}")
     after = insert_after(module, joined, f"{new} = {source(module, token)}")
-    if call is None or before is None or after is None:
-        return ()
     run = _own(module, loop, ran, call, new) or _of_transformers(module, loop, ran, call, new)
-    return (before, *run, after) if run else ()
+    return complete((before, *run, after)) if run else ()
 
 
 def _joins(module: Module, node: ast.stmt) -> bool:
@@ -97,8 +98,7 @@ def _own(module: Module, loop: Loop, ran: ast.Assign, call: ast.Call, new: str) 
     if not cache or not taken or not _only_last(module, loop, given):
         return ()
     start = () if _is_none_before(module, loop, cache) else (insert_before(module, loop, f"{cache} = None"),)
-    edits = (*start, replace_node(call, f"{source(module, call.func)}({new}, {cache})"))
-    return tuple(item for item in edits if item is not None)
+    return complete((*start, replace_node(call, f"{source(module, call.func)}({new}, {cache})")))
 
 
 def _of_transformers(module: Module, loop: Loop, ran: ast.Assign, call: ast.Call, new: str) -> tuple[SourceEdit, ...]:
@@ -108,7 +108,7 @@ def _of_transformers(module: Module, loop: Loop, ran: ast.Assign, call: ast.Call
     name, cache = path_of(ran.targets[0]), free_name(module, "cache", "past_key_values", "kept")
     run = f"{source(module, call.func)}({new}, past_key_values={cache}, use_cache=True)"
     start = insert_before(module, loop, f"{cache} = None")
-    if not name or not cache or start is None:
+    if not name or not cache:
         return ()
     if ran.value is call:
         outer = [module.parents.get(item) for item in module.reads(name, module.scope(loop))]
@@ -116,7 +116,7 @@ def _of_transformers(module: Module, loop: Loop, ran: ast.Assign, call: ast.Call
         if len(taken) < len(outer) or not all(_takes_last(module, item) for item in taken):
             return ()
         after = insert_after(module, ran, f"{cache} = {name}.past_key_values")
-        return (start, replace_node(call, run), after) if after is not None else ()
+        return complete((start, replace_node(call, run), after))
     logits = module.parents.get(call)
     out = free_name(module, "out", "output", "result")
     if not isinstance(logits, ast.Attribute) or logits.attr != "logits" or not out:
@@ -125,8 +125,7 @@ def _of_transformers(module: Module, loop: Loop, ran: ast.Assign, call: ast.Call
         return ()
     rest = replaced_in(module, ran, (call, out))
     rows = f"{out} = {run}\n{cache} = {out}.past_key_values\n{rest}"
-    edit = statement_edit(module, ran, rows)
-    return (start, edit) if edit is not None else ()
+    return complete((start, statement_edit(module, ran, rows)))
 
 
 def _only_last(module: Module, loop: Loop, name: str) -> bool:

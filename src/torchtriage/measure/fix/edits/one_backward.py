@@ -95,5 +95,4 @@ def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
         return ()
     if loss is None or path_of(loss) != target or len(named) != 2:
         return ()
-    edit = statement_edit(site.module, loop, text)
-    return (edit,) if edit is not None else ()
+    return complete((statement_edit(site.module, loop, text),))

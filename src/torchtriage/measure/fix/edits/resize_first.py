@@ -12,7 +12,7 @@ from torchtriage.diagnose.lint.samples import samples_of
 from torchtriage.diagnose.lint.syntax import names_in, path_of, stored_names
 from torchtriage.measure.fix.edits._loaders import sample_function
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import move_before, source, statement_edit
+from torchtriage.measure.fix.statements import complete, move_before, source, statement_edit
 
 CODES = frozenset({"DAT101", "HST110", "HST114"})
 CHANGES = "pixels differ: what comes after the resize works on the small image"
@@ -135,6 +135,5 @@ def _drafted(module: Module, function: ast.FunctionDef) -> tuple[SourceEdit, ...
         name, mode = statement.targets[0].id, source(module, value.args[0]) if value.args else '"RGB"'
         size = ", ".join(f"2 * {source(module, item)}" for item in sizes[0].elts)
         rows = f"{name} = {source(module, opened)}\n{name}.draft({mode}, ({size}))\n{name} = {name}.convert({mode})"
-        edit = statement_edit(module, statement, rows)
-        return (edit,) if edit is not None else ()
+        return complete((statement_edit(module, statement, rows),))
     return ()

@@ -11,7 +11,7 @@ from torchtriage.diagnose.lint.samples import Samples, samples_of
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.edits._loaders import sample_function
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
-from torchtriage.measure.fix.statements import insert_after, source
+from torchtriage.measure.fix.statements import complete, insert_after, source
 
 CODES = frozenset({"DAT110", "HST111", "HST114", "HST020", "HST118", "DAT018"})
 
@@ -55,4 +55,4 @@ def _edits(samples: Samples, function: SourceFunction, node: ast.Subscript) -> t
     # rows that no sample asks for stay out of it; a key without rows selects none
     put = insert_after(module, owner.methods["__init__"].node.body[-1], f"{rows} = dict(tuple({name}.groupby({said})))")
     found = f"{rows}.get({source(module, key)}, {name}[:0]){wanted}"
-    return (put, replace_node(node, found)) if put is not None else ()
+    return complete((put, replace_node(node, found)))

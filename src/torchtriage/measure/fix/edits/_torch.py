@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
@@ -26,6 +27,15 @@ def number_read(node: ast.AST) -> ast.expr | None:
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in MOVES:
         value = value.func.value
     return value
+
+
+def numbers_read(parts: Iterable[ast.AST]) -> dict[ast.expr, ast.Call]:
+    """Return the tensors whose numbers are read, each with the outermost read of it: ``int(x[i].item())``."""
+    found: dict[ast.expr, ast.Call] = {}
+    for call in (node for part in parts for node in ast.walk(part) if isinstance(node, ast.Call)):
+        if (tensor := number_read(call)) is not None:
+            found.setdefault(tensor, call)
+    return found
 
 
 def torch_in(module: Module) -> tuple[str, tuple[SourceEdit, ...]]:

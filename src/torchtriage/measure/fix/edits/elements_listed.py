@@ -13,7 +13,7 @@ from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_words import PURE_METHODS
 from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.edits._meanwhile import changed_in_place, is_seen_elsewhere, shared, takes_steps
-from torchtriage.measure.fix.edits._torch import CASTS, number_read
+from torchtriage.measure.fix.edits._torch import CASTS, numbers_read
 from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import complete, free_name, insert_before, source
@@ -112,12 +112,8 @@ def _of_places(
 
 
 def _reads(parts: Sequence[ast.AST]) -> Reads:
-    """Return the reads of numbers, the outermost of each: ``int(x[i].item())``."""
-    found: dict[ast.expr, ast.Call] = {}
-    for call in (item for part in parts for item in ast.walk(part) if isinstance(item, ast.Call)):
-        if (value := number_read(call)) is not None:
-            found.setdefault(value, call)
-    reads = [(call, value) for value, call in found.items()]
+    """Return the reads of numbers, in the order of the text."""
+    reads = [(call, value) for value, call in numbers_read(parts).items()]
     return sorted(reads, key=lambda read: (read[0].lineno, read[0].col_offset))
 
 

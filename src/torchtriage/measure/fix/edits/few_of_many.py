@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import indices, keyword, literal, names_in, path_of, whole_number
+from torchtriage.measure.fix.edits._torch import operands
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import end_of, imported, source
 
@@ -36,14 +37,12 @@ def _sort(module: Module, node: ast.Call) -> Proposal | None:
     function = name in ("torch.sort", "torch.argsort")
     if name.startswith("numpy.") or (not function and isinstance(module.parents.get(node), ast.Expr)):
         return None  # a list, sorted in place
-    if any(item.arg not in ("dim", "descending", "input") for item in node.keywords) or len(node.args) > 2 + function:
+    given = operands(module, node)
+    if any(item.arg not in ("dim", "descending", "input") for item in node.keywords) or not 1 <= len(given) <= 3:
         return None
-    if function and not node.args:
-        return None
-    values = source(module, node.args[0] if function else node.func.value)
-    rest = node.args[1:] if function else node.args
-    dim = keyword(node, "dim") or next(iter(rest[:1]), None)
-    descending = keyword(node, "descending") or next(iter(rest[1:2]), None)
+    values = source(module, given[0])
+    dim = keyword(node, "dim") or next(iter(given[1:2]), None)
+    descending = keyword(node, "descending") or next(iter(given[2:]), None)
     parts = _uses(module, node, last == "argsort")
     if descending is not None and not isinstance(literal(descending), bool):
         return None
@@ -55,12 +54,12 @@ def _sort(module: Module, node: ast.Call) -> Proposal | None:
     if not _is_known(module, first[0], node):
         return None
     count = source(module, first[0])
-    given = [count, *([f"dim={source(module, dim)}"] if dim is not None else [])]
-    given += [] if descending is not None and literal(descending) is True else ["largest=False"]
+    options = [count, *([f"dim={source(module, dim)}"] if dim is not None else [])]
+    options += [] if descending is not None and literal(descending) is True else ["largest=False"]
     changes = f"it raises where there are fewer than {count}"
     if not first[2] and (dim is None or literal(dim) != first[1]):
         changes += ", and picks along the last axis"
-    picked = f"{values}.topk({', '.join(given)})" + (".indices" if last == "argsort" else "")
+    picked = f"{values}.topk({', '.join(options)})" + (".indices" if last == "argsort" else "")
     edits = [replace_node(node, picked)]
     edits += [SourceEdit(*end_of(part.value), *end_of(part), "") for part in parts]
     return Proposal(tuple(edits), f"pick the first {count} with topk", changes)

@@ -9,6 +9,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import keyword, path_of, walk, whole_number
 from torchtriage.measure.fix.edits._settings import origin_of
+from torchtriage.measure.fix.edits._torch import operands
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import complete, operand, replaced_in, source
 
@@ -107,10 +108,9 @@ def _layer_in(module: Module, node: ast.expr) -> ast.Call | None:
         return None
     name = module.name_of(node.func).rpartition(".")[2] or path_of(node.func).rpartition(".")[2]
     if name in ALONG_LAST:
-        method = isinstance(node.func, ast.Attribute) and not module.name_of(node.func)
-        inner = node.func.value if method and isinstance(node.func, ast.Attribute) else next(iter(node.args), None)
-        dim = keyword(node, "dim") or next(iter(node.args[0 if method else 1 :]), None)
-        return _layer_in(module, inner) if inner is not None and dim is not None and whole_number(dim) == -1 else None
+        given = operands(module, node)
+        dim = keyword(node, "dim") or next(iter(given[1:]), None)
+        return _layer_in(module, given[0]) if given and whole_number(dim) == -1 else None
     made = origin_of(module, node.func)
     is_layer = isinstance(made, ast.Call) and module.name_of(made.func) == "torch.nn.Linear"
     return node if is_layer and len(node.args) == 1 and not node.keywords else None

@@ -10,7 +10,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.measure.fix.edits._flow import meets
 from torchtriage.measure.fix.edits._meanwhile import VIEWS, changed_in_place, may_wait
-from torchtriage.measure.fix.edits._torch import number_read, torch_in
+from torchtriage.measure.fix.edits._torch import numbers_read, torch_in
 from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
 from torchtriage.measure.fix.statements import INDENT, assigned_pairs, body_of, insert_after, operand
@@ -37,11 +37,8 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _read(node: ast.AST) -> tuple[ast.Call, ast.expr] | None:
     """Return the one read of a tensor in an expression, and the tensor."""
-    found: dict[ast.expr, ast.Call] = {}
-    for part in ast.walk(node):
-        if isinstance(part, ast.Call) and (tensor := number_read(part)) is not None:
-            found.setdefault(tensor, part)
-    return next(((call, tensor) for tensor, call in found.items()), None) if len(found) == 1 else None
+    found = [(call, tensor) for tensor, call in numbers_read([node]).items()]
+    return found[0] if len(found) == 1 else None
 
 
 def _later(site: Site, statement: ast.stmt) -> list[SourceEdit]:

@@ -40,8 +40,8 @@ def propose(site: Site) -> Iterator[Proposal]:
         return
 
 
-def _sleep(module: Module, loop: ast.While) -> ast.Call | None:
-    for node in ast.walk(loop):
+def _sleep(module: Module, around: ast.stmt) -> ast.Call | None:
+    for node in ast.walk(around):
         if isinstance(node, ast.Call) and module.name_of(node.func) == "time.sleep" and node.args:
             return node
     return None
@@ -74,14 +74,8 @@ def _blocking(module: Module, loop: ast.While) -> tuple[SourceEdit, ...]:
             continue
         calls = [part for item in node.body for part in ast.walk(item) if isinstance(part, ast.Call)]
         gets = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "get_nowait"]
-        sleeps = [
-            item
-            for handler in node.handlers
-            for item in handler.body
-            if isinstance(item, ast.Expr)
-            and isinstance(item.value, ast.Call)
-            and module.name_of(item.value.func) == "time.sleep"
-        ]
+        body = [item for handler in node.handlers for item in handler.body]
+        sleeps = [item for item in body if isinstance(item, ast.Expr) and item.value is _sleep(module, item)]
         if len(gets) == len(sleeps) == 1:
             seconds = source(module, sleeps[0].value.args[0])  # type: ignore[attr-defined]
             queue = source(module, gets[0].func.value)  # type: ignore[attr-defined]

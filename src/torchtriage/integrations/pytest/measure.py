@@ -7,7 +7,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,7 +86,7 @@ class Timing:
     @property
     def noise(self) -> Noise:
         """Whether others disturbed it."""
-        return judge_noise([_sum(self.uses)] if self.uses else [])
+        return judge_noise(self.uses)
 
     @property
     def median_ns(self) -> float:
@@ -125,20 +125,6 @@ def _calls(n: int | None, least: int, least_s: float) -> Iterator[int]:
         if call >= least and time.perf_counter() - begun >= least_s:
             return
         yield call
-
-
-def _sum(uses: Sequence[HostUse]) -> HostUse:
-    def total(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return sum(known) if len(known) == len(values) else None
-
-    return HostUse(
-        sum(use.wall_s for use in uses),
-        total([use.own_s for use in uses]),
-        total([use.others_s for use in uses]),
-        total([use.stolen_s for use in uses]),
-        uses[0].n_cores,
-    )
 
 
 def judge_time(timing: Timing, budget_ms: float, *, looks: int = LOOKS) -> Check:

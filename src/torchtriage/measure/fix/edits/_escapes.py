@@ -129,7 +129,7 @@ def _returned(module: Module, node: ast.Return, *, follow: bool) -> list[ast.exp
     scope = module.scope(node)
     if not isinstance(scope, ast.FunctionDef):
         return None
-    if scope.name == "__getitem__" and is_collated(module, module.around(scope, ast.ClassDef)):
+    if scope.name == "__getitem__" and _is_collated(module, module.around(scope, ast.ClassDef)):
         return []
     if not follow or scope.decorator_list or scope.name.startswith("__"):
         return None
@@ -139,7 +139,7 @@ def _returned(module: Module, node: ast.Return, *, follow: bool) -> list[ast.exp
     return [*calls] if calls and len(calls) == len(named) else None
 
 
-def is_collated(module: Module, owner: ast.AST | None) -> bool:
+def _is_collated(module: Module, owner: ast.AST | None) -> bool:
     """Return whether only loaders ask a data set for samples, of which they make batches: new tensors."""
     loaders = [call.node for call in module.called(*LOADERS)]
     if any(keyword(item, "collate_fn") or unpacks(item) for item in loaders):

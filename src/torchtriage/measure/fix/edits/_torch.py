@@ -15,7 +15,7 @@ CASTS = frozenset({"int", "float", "bool"})
 MOVES = frozenset({"detach", "cpu", "numpy", "item"})
 
 
-def number_read(node: ast.AST) -> ast.expr | None:
+def _number_read(node: ast.AST) -> ast.expr | None:
     """Return the tensor that an expression reads the number of: ``x`` of ``float(x)`` and ``x.detach().item()``."""
     if not isinstance(node, ast.Call):
         return None
@@ -33,7 +33,7 @@ def numbers_read(parts: Iterable[ast.AST]) -> dict[ast.expr, ast.Call]:
     """Return the tensors whose numbers are read, each with the outermost read of it: ``int(x[i].item())``."""
     found: dict[ast.expr, ast.Call] = {}
     for call in (node for part in parts for node in ast.walk(part) if isinstance(node, ast.Call)):
-        if (tensor := number_read(call)) is not None:
+        if (tensor := _number_read(call)) is not None:
             found.setdefault(tensor, call)
     return found
 

@@ -29,8 +29,8 @@ from torchtriage.measure.gate.baseline_selection import find_baseline
 from torchtriage.measure.gate.check import environment_changes
 from torchtriage.measure.gate.formatting import amount, change, commit, short
 from torchtriage.measure.gate.revision import find_revision
-from torchtriage.measure.gate.row_verdict import MAX_REGRESS
-from torchtriage.measure.gate.run import HOST
+from torchtriage.measure.gate.row_verdict import LEAST_REPEATS, MAX_REGRESS, STATISTICS
+from torchtriage.measure.gate.run import HOST, PACKAGES
 from torchtriage.measure.gate.store import open_store
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ ALPHA = 0.01
 """How often a pytest run of unchanged code may fail for its times and memory, all tests together."""
 MISS = 0.05
 """How often a change of the smallest size of interest may pass as none, test by test."""
-LEAST_RUNS = 3
-STATISTIC = {"latency": "low", "memory": "peak"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ def _machine() -> Machine:
 
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
-    for name in ("numpy", "torch", "triton"):
+    for name in PACKAGES:
         if name in sys.modules:
             with suppress(metadata.PackageNotFoundError):
                 versions[name] = metadata.version(name)
@@ -184,13 +182,13 @@ def _timed(metric: str, series: Series, before: Sequence[Series], lines: tuple[s
         return Check(metric, "within", f"{amount(0, series.unit)}, which is never more than what was recorded")
     if min(values.min() for values in samples) <= 0:
         return Check(metric, "not checked", "a recording of zero has no ratio")
-    now, *others = (session_value(values, STATISTIC[series.kind]) for values in samples)  # type: ignore[arg-type]
+    now, *others = (session_value(values, STATISTICS[series.kind][0]) for values in samples)  # type: ignore[arg-type]
     known = np.array(others)
     ends = " to ".join(dict.fromkeys(amount(value, series.unit) for value in (known.min(), known.max())))
     n = len(known)
     sentence = f"{amount(now, series.unit)}, {ends} in {format_count(n, 'recording')}"
-    if n < LEAST_RUNS:
-        more = f"{LEAST_RUNS} recordings or more show how much it varies by itself: pytest --perf-record again"
+    if n < LEAST_REPEATS:
+        more = f"{LEAST_REPEATS} recordings or more show how much it varies by itself: pytest --perf-record again"
         return Check(metric, "inconclusive", f"{sentence}; {more}")
     logs = np.log(known)
     ratio = math.exp(math.log(now) - float(logs.mean()))

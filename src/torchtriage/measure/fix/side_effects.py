@@ -51,7 +51,7 @@ def effects_sentences(effects: SideEffects) -> Iterator[str]:
 def _some(names: Sequence[str], noun: str, plural: str = "") -> str:
     shown = ", ".join(names[:SHOWN])
     rest = ", …" if len(names) > SHOWN else ""
-    return f"{format_count(len(names), noun, plural or f'{noun}s')} ({shown}{rest})"
+    return f"{format_count(len(names), noun, plural)} ({shown}{rest})"
 
 
 def _lasts(path: str) -> bool:

@@ -230,14 +230,11 @@ class _Chain:
                 sides.reverse()
             elif not _is_number(self.module, node.right):
                 return None
-            inner = self._scores(sides[0], axis)
-            if inner is None or inner.scale != "1.0" or (inner.mask and not inner.filled):
-                return None
             factor = source(self.module, sides[1])
             simple = isinstance(sides[1], ast.Name | ast.Attribute | ast.Call | ast.Constant)
-            by = factor if simple else f"({factor})"
-            inner.scale = f"1 / {by}" if isinstance(node.op, ast.Div) else factor
-            return inner
+            if isinstance(node.op, ast.Div):
+                factor = f"1 / {factor}" if simple else f"1 / ({factor})"
+            return self._scaled(self._scores(sides[0], axis), factor)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             inner = self._scores(node.left, axis)
             return self._masked(inner, source(self.module, node.right))
@@ -263,12 +260,11 @@ class _Chain:
             factor = self._scales(inner, name)
             if factor:
                 self.used.append(statement)
-                found = self._scores(node, axis)
-                if found is None or found.scale != "1.0" or (found.mask and not found.filled):
-                    return None
-                test = source(self.module, statement.test) if isinstance(statement, ast.If) else ""
-                found.scale = f"({factor} if {test} else 1.0)" if test else factor
-                return found if not test or len(statement.body) == 1 else None  # type: ignore[attr-defined]
+                if isinstance(statement, ast.If):
+                    if len(statement.body) > 1:
+                        return None
+                    factor = f"({factor} if {source(self.module, statement.test)} else 1.0)"
+                return self._scaled(self._scores(node, axis), factor)
             mask = self._hides(inner, name)
             if not mask or (inner is statement and isinstance(inner, ast.Assign)):
                 return None
@@ -313,6 +309,12 @@ class _Chain:
         if not fills or len(given) != 3 or path_of(given[0]) != name:
             return ""
         return _seen(self.module, given[1]) if _known(self.module, given[2]) <= LOW else ""
+
+    def _scaled(self, inner: Attention | None, scale: str) -> Attention | None:
+        if inner is None or inner.scale != "1.0" or (inner.mask and not inner.filled):
+            return None
+        inner.scale = scale
+        return inner
 
     def _masked(self, inner: Attention | None, mask: str, *, filled: bool = False) -> Attention | None:
         if inner is None or inner.mask:

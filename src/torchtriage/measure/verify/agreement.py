@@ -125,7 +125,9 @@ def agreement(
     worst = own_worst = 0.0
     repeats = True
     n_finite = 0
-    largest = {kind: max(answer.size for answer in before[0] if answer.kind == kind) for kind in _kinds(before[0])}
+    largest: dict[Kind, float] = {}
+    for answer in before[0]:
+        largest[answer.kind] = max(largest.get(answer.kind, 0.0), answer.size)
     for place in range(n):
         old, new = [run[place] for run in before], [run[place] for run in after]
         noise = _noise(before[0], place)
@@ -187,10 +189,6 @@ def _noise(answers: Sequence[Answer], place: int) -> NDArray[np.bool_]:
     least = NOISE * gradients.size
     sizes = [0.0 if values is None else float(np.sqrt((values**2).mean())) for values in gradients.values]
     return none | (np.array(sizes) < least)
-
-
-def _kinds(answers: Sequence[Answer]) -> list[Kind]:
-    return list(dict.fromkeys(answer.kind for answer in answers))
 
 
 def _lengths(old: tuple[Answer, ...], new: tuple[Answer, ...]) -> str:

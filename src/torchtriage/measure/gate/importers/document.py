@@ -94,7 +94,8 @@ def read_documents(path: str | Path) -> list[DocumentNode]:
     try:
         data = Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        raise SampleError(f"cannot be read: {_reason(error)}", where=name) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SampleError(f"cannot be read: {reason}", where=name) from error
     if not data.strip():
         raise SampleError("expected samples as JSON, found an empty file", where=name)
     try:
@@ -126,7 +127,3 @@ def parse(text: str, where: str) -> Any:
     except (RecursionError, ValueError) as error:
         # a million brackets, or a number of more digits than Python converts
         raise SampleError(f"expected samples as JSON, found {error}", where=where) from error
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return getattr(error, "strerror", None) or str(error)

@@ -43,7 +43,7 @@ class Roots:
         if path and "\0" not in path:
             for folder in self.folders:
                 real = os.path.realpath(folder / path)
-                below = Path(real) in self.folders or self._root_of(Path(real))
+                below = Path(real) in self.folders or self.root_of(Path(real))
                 if below and (os.path.isfile(real) or os.path.isdir(real)):  # noqa: PTH112, PTH113 - no name raises
                     return Path(real)
         raise UsageError(
@@ -52,9 +52,9 @@ class Roots:
             hint=f"the roots are {', '.join(map(str, self.folders))}",
         )
 
-    def root_of(self, real: Path) -> Path:
-        """Return the root that a path of ``find`` lies below."""
-        return self._root_of(real) or real
+    def root_of(self, real: Path) -> Path | None:
+        """Return the root that a real path lies below."""
+        return next((folder for folder in self.folders if is_inside(real, folder)), None)
 
     def shown(self, text: str) -> str:
         """Return a text without the roots' own folders."""
@@ -63,9 +63,6 @@ class Roots:
                 continue  # of all files
             text = text.replace(os.path.join(folder, ""), "")  # noqa: PTH118 - with the separator
         return text
-
-    def _root_of(self, real: Path) -> Path | None:
-        return next((folder for folder in self.folders if is_inside(real, folder)), None)
 
 
 def links_outside(
@@ -196,7 +193,7 @@ class Desk:
         real = self.roots.find(path)
         if real.suffix != ".py" or not real.is_file():
             raise UsageError("expected a Python script", where=path, hint="launchers and modules are not started here")
-        root = self.roots.root_of(real)
+        root = self.roots.root_of(real) or real.parent
         return root, os.path.join(".", os.path.relpath(real, root))  # noqa: PTH118 - a name may begin with a dash
 
     def words(self, script: str, arguments: Sequence[str]) -> list[str]:

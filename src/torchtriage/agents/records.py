@@ -180,10 +180,10 @@ def fix(document: Document) -> list[Record]:
 def lint(document: Document) -> list[Record]:
     """Return what source alone shows, by file and line."""
     counts = {name: document[name] for name in document if name.startswith("n_")}
-    found = [
-        _with({**_finding(f"F{n}-{item['code']}", item, full=False, cited=False)}, evidence=item["evidence"])
-        for n, item in enumerate(document["findings"], 1)
-    ]
+    findings = document["findings"]
+    found = [_finding(f"F{n}-{item['code']}", item, full=False, cited=False) for n, item in enumerate(findings, 1)]
+    for record, item in zip(found, findings, strict=True):
+        record[UNTRUSTED]["evidence"] = item["evidence"]
     patches = [
         {
             "kind": "patch",
@@ -354,7 +354,3 @@ def _rows(groups: dict[str, list[Document]]) -> Iterator[Record]:
     for kind, rows in groups.items():
         for number, row in enumerate(rows, 1):
             yield {"kind": kind, "id": f"{kind}.{number}", UNTRUSTED: row}
-
-
-def _with(record: Record, **more: Any) -> Record:
-    return {**record, UNTRUSTED: {**record[UNTRUSTED], **more}}

@@ -65,6 +65,19 @@ def test_a_clone_that_is_only_copied():
     assert after.endswith("    torch._foreach_copy_(ts_data, params_data)\n")
 
 
+def test_a_copy_that_does_not_wait():
+    before = """
+        import torch
+
+        @torch.no_grad()
+        def follow(net, target):
+            for p, t in zip(net.parameters(), target.parameters()):
+                t.data.copy_(p.data, non_blocking=True)
+    """
+    (after,) = proposed(before, "copy_", "LCH016", EDIT)
+    assert after.endswith("    torch._foreach_copy_(ts_data, params_data, non_blocking=True)\n")
+
+
 def test_a_differentiable_sum_keeps_its_gradient():
     before, after = change("""
         import torch

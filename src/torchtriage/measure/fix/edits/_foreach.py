@@ -17,7 +17,7 @@ BINARY = words("add clamp_max clamp_min copy div lerp maximum minimum mul pow su
 TERNARY = words("addcdiv addcmul")
 ARITY = {**dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(TERNARY, 3)}
 """How many operands each takes."""
-OPTIONS = words("alpha value weight")
+OPTIONS = words("alpha non_blocking value weight")
 
 
 class NotListsError(Exception):

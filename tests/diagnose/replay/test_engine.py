@@ -13,6 +13,7 @@ from torchtriage.core.engine import READER_VARIABLE, find_engine
 from torchtriage.diagnose.replay import engine
 from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, schedule
 from torchtriage.diagnose.replay.graph import EdgeKind, Graph, NodeKind, build
+from torchtriage.diagnose.replay.quality import binding, critical_nodes
 from torchtriage.diagnose.replay.scenarios import Scenario, ScenarioSteps
 
 
@@ -174,10 +175,11 @@ def test_runs_are_long_where_nothing_waits_for_the_device() -> None:
     assert schedule(graph).n_runs <= 3
 
 
-def test_a_circle_is_cut_at_its_weakest_edge() -> None:
+def circle() -> Graph:
+    """Return a graph in which the first nodes of two lanes wait for each other."""
     graph = random_graph(1, 2, 0)
     a, b = int(graph.lane_first[1]), int(graph.lane_first[2])
-    circle = Graph(
+    return Graph(
         **{
             **vars(graph),
             "source": np.array([b, a]),
@@ -187,10 +189,21 @@ def test_a_circle_is_cut_at_its_weakest_edge() -> None:
             "strict_lag_ns": np.zeros(2, np.int64),
         }
     )
-    order = schedule(circle)
+
+
+def test_a_circle_is_cut_at_its_weakest_edge() -> None:
+    graph = circle()
+    order = schedule(graph)
     assert order.n_cut == 1
-    assert circle.edge_kind[order.edge].tolist() == [EdgeKind.LAUNCH]
+    assert graph.edge_kind[order.edge].tolist() == [EdgeKind.LAUNCH]
     assert sorted(order.place.tolist()) == list(range(graph.n_nodes))
+
+
+def test_what_a_bound_hangs_on_holds_no_node_twice_in_a_circle() -> None:
+    graph = circle()
+    last = graph.n_nodes - 1
+    found = critical_nodes(graph, binding(graph)[0], 0).tolist()
+    assert found == [*range(last, graph.lane_first[2] - 1, -1), graph.lane_first[1]]
 
 
 @pytest.mark.skipif(find_engine().library is None, reason="the native library is not built")

@@ -111,10 +111,12 @@ def critical_nodes(graph: Graph, before: Ints, since_ns: int, bound: int = -1) -
     heads = np.flatnonzero(~follows)
     onward = np.where(graph.finish_ns[before[heads]] > since_ns, before[heads], -1)
     stretch = int(np.searchsorted(heads, node, side="right")) - 1
-    stretches, following = [], (np.searchsorted(heads, onward, side="right") - 1).tolist()
-    while stretch >= 0:
-        stretches.append(stretch)
+    following = (np.searchsorted(heads, onward, side="right") - 1).tolist()
+    passed: dict[int, None] = {}  # in order; where causes close a circle, it ends before it comes round
+    while stretch >= 0 and stretch not in passed:
+        passed[stretch] = None
         stretch = following[stretch]
+    stretches = list(passed)
     head = heads[stretches]
     last = np.append(node, onward[stretches[:-1]])
     length = last - head + 1

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 from diagnose.replay import programs
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.diagnose.replay import Edit, ReplayModel, model, parse_what_if
-from torchtriage.diagnose.replay.graph import EdgeKind, NodeKind
+from torchtriage.diagnose.replay.engine import schedule
+from torchtriage.diagnose.replay.graph import EdgeKind, NodeKind, build
 
 US = 1_000
 
@@ -214,6 +217,62 @@ def test_work_without_a_launch_may_wait_for_the_host_that_it_follows() -> None:
     # launched by the thread of the steps it comes no earlier; by something else it may
     assert found.saving_ns == pytest.approx(0, abs=US)
     assert found.low_ns <= 0 < found.high_ns
+
+
+@pytest.mark.parametrize("wait", ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaFree"])
+def test_no_wait_is_for_work_without_a_launch_that_begins_after_it(wait: str) -> None:
+    trace = after_a_wait(wait)
+    graph = build(trace)
+    source = graph.source[np.isin(graph.target, np.flatnonzero(graph.kind == NodeKind.WAIT))]
+    assert graph.row[source].tolist() == programs.rows(trace, "gemm").tolist()
+    assert count(trace, EdgeKind.UNSEEN_LAUNCH) == 1
+    assert schedule(graph).n_cut == 0
+
+
+def after_a_wait(wait: str) -> Trace:
+    """Return 200 ms of work, a wait for it on a stream with a name, and work without a launch 0.4 ms later."""
+    b = TraceBuilder().op("aten::mm", 0, 20)
+    b.launch(5, 6, 20, 200_000, "gemm")
+    correlation = b._next()
+    b.call(wait, 100, 199_950, correlation=correlation)
+    if wait == "cudaStreamSynchronize":
+        b.event("Stream Sync", "cuda_sync", 100, 199_950, pid=0, tid=7, device=0, stream=7, correlation=correlation)
+    b.op("aten::mul", 200_060, 1_000).kernel("engine", 200_450, 50, correlation=9_000)
+    b.op("aten::mm", 202_000, 20).launch(202_005, 6, 202_020, 500)
+    return b.profiler_stop(203_000, 10).build()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 100_000))
+def test_waits_and_launches_close_no_circle_whatever_was_not_recorded(seed: int) -> None:
+    trace = with_gaps(np.random.default_rng(seed))
+    assert schedule(build(trace)).n_cut == 0
+    assert model(trace).quality.n_nodes
+
+
+def with_gaps(random: np.random.Generator) -> Trace:
+    """Return two threads that launch and wait on two streams; some launches are not recorded, waits end anywhere."""
+    waits = ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaFree", "cudaEventRecord"]
+    b = TraceBuilder().op("aten::mm", 0, 20, tid=1).op("aten::mm", 0, 20, tid=2)
+    now, free = [30, 30], [0, 0]
+    for kind, thread, stream, long in random.integers([0, 0, 0, 1], [10, 2, 2, 300], (25, 4)).tolist():
+        at, tid = now[thread], 1 + thread
+        now[thread] = at + 10
+        if kind < len(waits):
+            correlation, now[thread] = b._next(), at + long + 5
+            b.call(waits[kind], at, long, tid=tid, correlation=correlation)
+            if long % 2:
+                b.event(
+                    "Sync", "cuda_sync", at, long, pid=0, tid=stream, device=0, stream=stream, correlation=correlation
+                )
+            continue
+        begin = max(at + 6, free[stream] + 1 + long % 40)
+        free[stream] = begin + long
+        if kind < 8:
+            b.op("aten::mm", at - 1, 8, tid=tid).launch(at, 5, begin, long, tid=tid, stream=stream)
+        else:
+            b.kernel("engine", begin, long, correlation=9_000 + at, stream=stream)
+    return b.build()
 
 
 def test_a_recording_without_its_launches_is_refused() -> None:

@@ -159,7 +159,7 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     wait: list[Ints] = []
     position: list[Ints] = []
     for stream in range(streams.n_streams):
-        last = streams.last_before(stream, as_of)
+        last = streams.last_before(stream, as_of, end)
         ends = np.where(last >= 0, streams.end_ns[last], -(1 << 62))
         possible = (last >= 0) & (ends <= end + np.maximum(tolerance, apart))
         better = possible & (ends > best_end)
@@ -174,7 +174,7 @@ def _syncs(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
         earlier_end = np.where(over, streams.end_ns[np.maximum(earlier, 0)], -(1 << 62))
         over &= (end - earlier_end <= EXPLAINS_NS) & (earlier_end > best_end)
         best[over], best_end[over] = earlier[over], earlier_end[over]
-        matches = (named == stream) & (last >= 0)
+        matches = (named == stream) & (last >= 0) & (streams.start_ns[last] < end)
         given[matches] = last[matches]
         whole = np.flatnonzero(possible & (what == EdgeKind.DEVICE_SYNC))
         wait.append(whole)
@@ -249,7 +249,7 @@ def _memory(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     late = start.copy()
     lasts: list[Ints] = []
     for stream in range(streams.n_streams):
-        last = streams.last_before(stream, start)
+        last = streams.last_before(stream, start, end)
         ends = np.where(last >= 0, streams.end_ns[last], -(1 << 62))
         pending |= ends > start
         outlasts &= ends <= end

@@ -62,10 +62,21 @@ class Streams:
             for a, b in zip(self.first[:-1].tolist(), self.first[1:].tolist(), strict=True)
         ]
 
-    def last_before(self, stream: int, times_ns: Ints) -> Ints:
-        """Return the position of the last work of a stream launched before each time, -1: none."""
-        index = np.searchsorted(self._launched[stream], times_ns, side="left") - 1
-        return np.where(index >= 0, index + self.first[stream], -1)
+    @cached_property
+    def _linked(self) -> Ints:
+        """int64[k]: the last position with a launch up to each, on any stream."""
+        return np.maximum.accumulate(np.where(self.call >= 0, np.arange(len(self)), -1))
+
+    def last_before(self, stream: int, times_ns: Ints, until_ns: Ints) -> Ints:
+        """Return the position of the last work of a stream launched before each time, -1: none.
+
+        Work without a launch may have been launched with the work before it, if it began before ``until_ns``.
+        """
+        first, stop = self.first[stream], self.first[stream + 1]
+        last = np.searchsorted(self._launched[stream], times_ns, side="left") - 1 + first
+        begun = np.searchsorted(self.start_ns[first:stop], until_ns, side="left") - 1 + first
+        last = np.minimum(last, np.maximum(self._linked[last], begun))
+        return np.where(last >= first, last, -1)
 
     @cached_property
     def first_of_call(self) -> tuple[Ints, Ints]:

@@ -291,6 +291,11 @@ def test_the_critical_path_tiles_its_step(program) -> None:
     assert all(piece.end_ns > piece.start_ns for piece in path.pieces)
 
 
+def test_the_critical_path_of_a_recording_in_which_nothing_waits_is_empty() -> None:
+    path = critical_path(TraceBuilder().frame("main", 0, 10).build())
+    assert (len(path), path.share("host")) == (0, 0)
+
+
 def test_the_critical_path_says_who_bounds_the_step() -> None:
     assert critical_path(programs.host_bound()).share("host") > 0.95
     assert critical_path(programs.device_bound()).share("compute") > 0.95

@@ -209,7 +209,7 @@ def _held(trace: Trace, graph: Graph, works: Ints, before: Ints, edge: Ints) -> 
     Work that starts later than its launch explains, on a busy device, got the room of the work that ended nearest to
     its start.
     """
-    kinds = np.append(graph.edge_kind, EdgeKind.CLOCK)
+    kinds = np.append(graph.edge_kind, [EdgeKind.CLOCK] * 2)  # of no edge: -1 and -2
     late = (edge >= 0) & (kinds[edge] == EdgeKind.LAUNCH) & (graph.extra_ns > LATE_NS)
     _continued(trace, graph, works[(edge[works] >= 0) & (kinds[edge[works]] == EdgeKind.CLOCK)], before, edge)
     of_lane = np.array([lane.device for lane in trace.lanes], np.int64)

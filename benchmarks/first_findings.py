@@ -3,8 +3,9 @@
     python benchmarks/first_findings.py FOLDER
 
 FOLDER holds the recordings of ``devices/unseen.toml`` under any names: they are known by their checksums; the ranks of
-one job are in one folder. Right is a first finding above a note that either reader accepts; where none is needed, one of low severity is right, too. False is
-a finding of medium or high severity that either reader says the rows contradict.
+one job are in one folder. Right is a first finding above a note that either reader accepts; where none is needed, one
+of low severity is right, too. False is a finding of medium or high severity that either reader says the rows
+contradict.
 """
 
 from __future__ import annotations
@@ -33,10 +34,8 @@ def main() -> None:
         findings = [item for item in [*report.jobs, *report.results][0].findings if item.severity != "note"]
         loud = [finding.code for finding in findings if finding.severity != "low"]
         right = findings[:1] and findings[0].code in label["first"] if label["first"] else not loud
-        key = label["hunt"], half
-        counts[*key, "recordings"] += 1
-        counts[*key, "right"] += bool(right)
-        counts[*key, "false"] += bool(set(loud) & set(label["false"]))
+        said = {"recordings": True, "right": bool(right), "false": bool(set(loud) & set(label["false"]))}
+        counts.update({(label["hunt"], half, what): int(holds) for what, holds in said.items()})
         if half == "in view":
             print(f"{name:28} {'right' if right else 'WRONG':6} {[finding.code for finding in findings[:4]]}")
     for (hunt, half, what), n in sorted(counts.items()):

@@ -216,41 +216,41 @@ def test_nothing_repeated_is_one_window() -> None:
     assert trace.steps.per_step(trace.steps.of_host(rows)).tolist() == [2]
 
 
-def ending(n_with_rows: int, lost: tuple[int, ...] = (), *, mark: bool = True) -> Trace:
-    """Return 40 launches in steps of ten, of which the first ones have rows, each 150 us behind its launch."""
+def ending(n_with_rows: int, lost: tuple[int, ...] = ()) -> TraceBuilder:
+    """Return 40 launches, of which the first ones have rows, each 150 us behind its launch."""
     builder = TraceBuilder()
     for i in range(40):
-        if mark and i % 10 == 0:
-            builder.step(i // 10, 100 * i, 1000)
         builder.op("aten::mm", 100 * i + 1, 98.5)
         if i < n_with_rows and i not in lost:
             builder.launch(100 * i + 10, 5, 100 * i + 160, 90)
         else:
             builder.call("cudaLaunchKernel", 100 * i + 10, 5)
-    return builder.build()
+    return builder
 
 
 @pytest.mark.parametrize(
-    ("n_with_rows", "lost", "steady", "end_us"),
+    ("n_with_rows", "lost", "end_us"),
     [
-        (40, (), [False, True, True, True], 4150),
-        (25, (), [False, True, False, False], 2650),
-        (25, (3,), [False, True, False, False], 2650),
-        (25, (3, 9, 15), [False, True, True, True], 4000),  # here and there: nothing is known
-        (15, (), [True, False, False, False], 1650),
-        (9, (), [], 1050),
+        (40, (), 4150),
+        (25, (), 2650),
+        (25, (3,), 2650),
+        (25, (3, 9, 15), 3999.5),  # here and there: nothing is known
+        (10, (), 1150),
     ],
 )
-def test_steps_end_with_the_device_rows_where_later_launches_have_none(
-    n_with_rows: int, lost: tuple[int, ...], steady: list[bool], end_us: float
+def test_the_window_ends_with_the_device_rows_where_later_launches_have_none(
+    n_with_rows: int, lost: tuple[int, ...], end_us: float
 ) -> None:
-    trace = ending(n_with_rows, lost)
-    assert trace.steps.steady.tolist() == steady
-    assert trace.window.end_ns == end_us * 1000
+    assert ending(n_with_rows, lost).build().window.end_ns == end_us * 1000
 
 
-def test_the_window_ends_with_the_device_rows_where_later_launches_have_none() -> None:
-    assert ending(25, mark=False).window.end_ns == 2_650_000
+def test_steps_go_on_where_the_device_rows_end() -> None:
+    builder = ending(25)
+    for i in range(4):
+        builder.step(i, 1000 * i, 1000)
+    trace = builder.build()
+    assert trace.steps.left_out == ("as the first", "", "", "")
+    assert trace.window.end_ns == 4_000_000
 
 
 def test_the_window_leaves_out_the_profilers_own_rows() -> None:

@@ -337,14 +337,20 @@ def test_the_last_launch_without_work_hides_what_the_device_did_at_the_end(end: 
     builder = good()
     builder.events = [event for event in builder.events if event["ts"] + event.get("dur", 0) <= end]
     builder.call("cudaLaunchKernel", end - 5, 1)
-    trace = builder.build()
-    assert level(trace, "early-end") == expected
-    assert level(trace, "cut-window") is None
+    assert level(builder.build(), "cut-window") == expected
 
 
-def test_what_comes_before_the_end_of_the_device_rows_is_judged() -> None:
+def ending_early() -> TraceBuilder:
     builder = good()
     builder.events = [event for event in builder.events if event["cat"] != "kernel" or event["ts"] < 3_400]
+    return builder
+
+
+def test_what_comes_before_the_end_of_the_device_rows_is_judged_without_steps() -> None:
+    builder = ending_early()
+    assert level(builder.build(), "cut-window") == "warn"
+    assert level(builder.build(), "early-end") is None
+    builder.events = [event for event in builder.events if not event["name"].startswith("ProfilerStep")]
     trace = builder.build()
     note = notes(trace)["early-end"]
     assert note.message == (
@@ -359,9 +365,7 @@ def test_what_comes_before_the_end_of_the_device_rows_is_judged() -> None:
 
 
 def test_a_part_after_the_device_rows_is_not_known() -> None:
-    builder = good()
-    builder.events = [event for event in builder.events if event["cat"] != "kernel" or event["ts"] < 3_400]
-    trace = select(builder.build(), Selection(window="1ms-5ms"))
+    trace = select(ending_early().build(), Selection(window="1ms-5ms"))
     assert level(trace, "cut-window") == "warn"
 
 

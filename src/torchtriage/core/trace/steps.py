@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchtriage.core import intervals
-from torchtriage.core.arrays import Ints, Mask, among, distinct
+from torchtriage.core.arrays import Ints, among, distinct
 from torchtriage.core.trace.pacing import Pace, find_pace
 from torchtriage.core.trace.recorders import PROGRAMS_LINE, STEPS_LINE, XPLANE
 from torchtriage.core.trace.schema import Kind
@@ -64,12 +64,11 @@ CAPTURES = r"StreamBeginCapture|StreamEndCapture|GraphInstantiate"
 """What is launched meanwhile does not run."""
 MIN_PROGRAMS = 3
 """Fewer runs of a program are no loop."""
-FIRST, COMPILING, LONG, NO_WORK, NO_ROWS = (
+FIRST, COMPILING, LONG, NO_WORK = (
     "as the first",
     "for compiling or loading kernels",
     "as over three medians long",
     "as empty",
-    "without all its device rows",
 )
 """Why a step is left out."""
 NOT_SELECTED = "as not selected"
@@ -109,7 +108,7 @@ class Steps:
     ``start_ns``/``end_ns`` : wall boundaries (see the module). ``host_start_ns``/``host_end_ns`` : where the host was.
     ``left_out`` : why no number is taken from a step, empty for the steady ones. ``lane`` : the main thread, which
     holds the steps (without steps: the one with the most op time; -1 without ops). ``by_clock`` : device work
-    belongs to the step it starts in, not to the one it was enqueued in.
+    belongs to the step it starts in, not to the one it was enqueued in. ``rows_end`` : what ends the window early.
     """
 
     trace: Trace
@@ -122,6 +121,7 @@ class Steps:
     left_out: tuple[str, ...]
     lane: int
     by_clock: bool = False
+    rows_end: RowsEnd | None = None
 
     @cached_property
     def steady(self) -> NDArray[np.bool_]:
@@ -220,18 +220,14 @@ class Steps:
 
 def find_steps(trace: Trace) -> Steps:
     """Find steps by an engine's ranges, ProfilerStep marks, a repeated program or annotation, or the optimizer."""
-    why = "no steps found"
     for finder in (_by_engine, _by_profiler, _by_program, _by_annotation, _by_optimizer):
         found = finder(trace)
         if found is not None:
-            steps = build_steps(trace, found, marked=finder in (_by_engine, _by_profiler))
-            if set(steps.left_out) != {NO_ROWS}:
-                return steps
-            why = f"{found.basis}, none of them with all its device rows"
-            break
+            return build_steps(trace, found, marked=finder in (_by_engine, _by_profiler))
     none = np.empty(0, np.int64)
-    window = _without_start(trace, _whole(trace, f"{why}: the recording is one window"))
-    return Steps(trace, window, (), none, none, none, none, (), _busiest_lane(trace))
+    end = _rows_end(trace)
+    window = _without_start(trace, _whole(trace, "no steps found: the recording is one window", end))
+    return Steps(trace, window, (), none, none, none, none, (), _busiest_lane(trace), rows_end=end)
 
 
 def first_use(trace: Trace) -> Ints:
@@ -434,10 +430,6 @@ def build_steps(trace: Trace, found: Found, *, marked: bool) -> Steps:
     end = np.maximum(end, start)
     edges = np.append(start, end[-1])
     edges = np.maximum.accumulate(edges if by_clock else np.maximum(edges, device_done(edges)))
-    rows_over = None if by_clock else rows_end(trace)
-    incomplete = np.zeros(len(end), bool)
-    if rows_over is not None:
-        edges, incomplete = np.minimum(edges, rows_over.end_ns), end > min(rows_over)
     host_ns = int(edges[0])
     begin_ns, why = device_begin(trace, host_ns, int(edges[-1]))
     edges = np.maximum(edges, begin_ns)
@@ -455,7 +447,7 @@ def build_steps(trace: Trace, found: Found, *, marked: bool) -> Steps:
         end,
         wall_start,
         wall_end,
-        _left_out(trace, start, end, wall_end - wall_start, alike, incomplete),
+        _left_out(trace, start, end, wall_end - wall_start, alike),
         lane,
         by_clock,
     )
@@ -480,9 +472,7 @@ def enqueued_before(trace: Trace, work: Ints, until_ns: int) -> NDArray[np.bool_
     return ~linked & (start < np.where(own < never, own, first)[lane])
 
 
-def _left_out(
-    trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str, ...], incomplete: Mask
-) -> tuple[str, ...]:
+def _left_out(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str, ...]) -> tuple[str, ...]:
     why = np.where(wall > 0, "", NO_WORK).astype(object)
     ops = np.sort(trace.start_ns[trace.kind == Kind.OP])
     filled = np.searchsorted(ops, end) > np.searchsorted(ops, start)
@@ -500,17 +490,14 @@ def _left_out(
         last = late[len(late) // 2 :]
         if not (last.sum() >= HABIT_STEPS and 2 * last.sum() > len(last)):
             why[late & (why == "")] = COMPILING
-    why[incomplete] = NO_ROWS
     kinds = np.array(alike or [""] * len(wall))
     for kind in distinct(kinds[why == ""]).tolist():
         mine = (kinds == kind) & (why == "")
         why[mine & (wall > OUTLIER * np.median(wall[mine]))] = LONG
-    if not (why == "").any():
-        why[why != NO_ROWS] = ""
-    return tuple(why.tolist())
+    return tuple(why.tolist()) if (why == "").any() else ("",) * len(wall)
 
 
-def _whole(trace: Trace, basis: str) -> Window:
+def _whole(trace: Trace, basis: str, end: RowsEnd | None = None) -> Window:
     starts = ~trace.is_kind(Kind.RECORDING, Kind.OVERHEAD, Kind.INSTANT, Kind.GPU_ANNOTATION)
     ends = _ends(trace)
     if not ends.any():
@@ -521,7 +508,6 @@ def _whole(trace: Trace, basis: str) -> Window:
         return Window(0, 0, basis, 0)
     first = int(trace.start_ns[starts].min())
     last = max(int(trace.end_ns[ends].max()), first)
-    end = rows_end(trace)
     if end is not None:
         last = max(min(last, end.end_ns), first)
     ready_ns = min(_profiler_ready(trace, starts), last)
@@ -539,7 +525,7 @@ def _ends(trace: Trace) -> NDArray[np.bool_]:
     return (trace.hosts | trace.works) & ~profiler_stop(trace) & ~given_back(trace)
 
 
-def rows_end(trace: Trace) -> RowsEnd | None:
+def _rows_end(trace: Trace) -> RowsEnd | None:
     """Return where the rows of the devices end before the launches do; None where they do not.
 
     The profiler's buffer was full, or it stopped before the device was done. Up to there all is known, unless rows are

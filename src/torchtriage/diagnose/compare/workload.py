@@ -482,8 +482,6 @@ _LIMITS = (_different_options, _sizes_unknown, _other_code, _device_unknown, _on
 
 def _basis(trace: Trace) -> str:
     basis = trace.window.basis
-    if not len(trace.steps):
-        return "one window"
     if "ProfilerStep" in basis:
         return "ProfilerStep# marks"
     if trace.serving is not None and len(trace.serving.rows):

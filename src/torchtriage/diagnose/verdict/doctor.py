@@ -18,7 +18,7 @@ from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.producer import ACCELERATORS
 from torchtriage.core.trace.recorders import ROCPD, WAYS, XPLANE
 from torchtriage.core.trace.schema import LOADER_NAME, WORK_KINDS
-from torchtriage.core.trace.steps import CAPTURES, LOST_SHARE, MIN_LAUNCHES, TAIL_SHARE, RowsEnd, rows_end
+from torchtriage.core.trace.steps import CAPTURES, LOST_SHARE, MIN_LAUNCHES, TAIL_SHARE
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
 from torchtriage.diagnose.verdict.recorder_advice import other_recorder, recorder_of
@@ -398,7 +398,7 @@ def _cut(trace: Trace) -> Iterator[Note]:
     lost = trace.links.lost
     if not trace.devices or not lost.any():
         return
-    n, n_lost, end = int(trace.links.launch_calls.sum()), int(lost.sum()), rows_end(trace)
+    n, n_lost, end = int(trace.links.launch_calls.sum()), int(lost.sum()), trace.steps.rows_end
     last_ns = int(trace.links.launched_ns(np.flatnonzero(trace.works)).max())
     idle_ns = window.end_ns - max(int(trace.end_ns[device.rows].max()) for device in trace.devices)
     # what was launched last ran after the last row of the file
@@ -410,7 +410,7 @@ def _cut(trace: Trace) -> Iterator[Note]:
     if trace.matching(CAPTURES).any():
         message = f"{what}: they were captured into a graph, not run"
         yield Note("graph-capture", "info", message, evidence={"share": share})
-    elif end is not None and _is_before(trace, end):
+    elif end is not None:
         launch_ns, end_ns = (at - trace.file_start_ns for at in end)
         n_late = int((trace.start_ns[lost] >= end.launch_ns).sum())
         yield Note(
@@ -431,17 +431,10 @@ def _cut(trace: Trace) -> Iterator[Note]:
         )
 
 
-def _is_before(trace: Trace, end: RowsEnd) -> bool:
-    """Return whether all that is judged has its device rows, though later launches have none."""
-    steps = trace.steps
-    launched = steps.by_clock or (steps.host_end_ns[steps.steady] <= end.launch_ns).all()
-    return bool(launched and trace.window.end_ns <= end.end_ns)
-
-
 def _steps(trace: Trace) -> Iterator[Note]:
     n = len(trace.steps)
     marked = trace.steps.by_clock or re.search("ProfilerStep|StepTraceAnnotation", trace.window.basis)
-    if not marked and (not n or trace.serving is None):
+    if not n or (trace.serving is None and not marked):
         yield Note(
             "no-steps",
             "info",

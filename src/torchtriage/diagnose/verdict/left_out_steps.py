@@ -9,7 +9,7 @@ import numpy as np
 from torchtriage.core.arrays import Floats, Ints
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
-from torchtriage.core.trace.steps import FIRST, NO_ROWS, NO_WORK
+from torchtriage.core.trace.steps import FIRST, NO_WORK
 from torchtriage.core.units import format_count, format_ns, ms
 
 SLOWER = 2.0
@@ -39,7 +39,7 @@ def left_out_steps(trace: Trace) -> Iterator[Note]:
             "record more steps: which of them is the usual one is not known",
             {"first_step_ms": ms(int(wall_ns[0])), "slower_call": call, "slower_call_ms": ms(extra_ns)},
         )
-    strange = [index for index, why in enumerate(steps.left_out) if why and why not in (FIRST, NO_WORK, NO_ROWS)]
+    strange = [index for index, why in enumerate(steps.left_out) if why and why not in (FIRST, NO_WORK)]
     if strange:
         each = [f"{index} ({format_ns(wall_ns[index])}) {steps.left_out[index]}" for index in strange[:SHOWN]]
         more = f", {len(strange) - SHOWN:,} more" if len(strange) > SHOWN else ""

@@ -43,9 +43,9 @@ def test_quiet_when_launches_are_captured() -> None:
     builder = loop()
     for i in range(150):
         builder.call("cudaLaunchKernel", 5_200 + i, 0.5)
-    assert builder.claims(find)  # the device rows end before they do
-    builder.call("cudaStreamBeginCapture", 5_150, 0.5)
     assert not builder.claims(find)
+    builder.events = [event for event in builder.events if not event["name"].startswith("ProfilerStep")]
+    assert builder.claims(find)  # one window ends with the device rows
 
 
 def test_quiet_when_python_fills_the_gaps() -> None:

@@ -23,7 +23,6 @@ import numpy as np
 
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
-from torchtriage.core.trace.steps import rows_end
 from torchtriage.core.trace.user_places import user_places
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns._late_launches import ALLOCATION, median_view_ns, short_gaps
@@ -158,7 +157,7 @@ def find(trace: Trace) -> Claims:
 
 def _captures(trace: Trace) -> bool:
     launches = trace.matching(_LAUNCH, Kind.RUNTIME)
-    end = rows_end(trace)
+    end = trace.steps.rows_end
     if end is not None:
         launches &= trace.start_ns < end.launch_ns
     return 2 * int((launches & ~trace.links.launches).sum()) > int(launches.sum())

@@ -236,12 +236,18 @@ def ending(n_with_rows: int, lost: tuple[int, ...] = ()) -> TraceBuilder:
         (25, (3,), 2650),
         (25, (3, 9, 15), 3999.5),  # here and there: nothing is known
         (10, (), 1150),
+        (9, (), 3999.5),  # hardly any were written
     ],
 )
 def test_the_window_ends_with_the_device_rows_where_later_launches_have_none(
     n_with_rows: int, lost: tuple[int, ...], end_us: float
 ) -> None:
     assert ending(n_with_rows, lost).build().window.end_ns == end_us * 1000
+
+
+def test_replays_that_have_no_rows_were_never_recorded() -> None:
+    builder = ending(25).call("cudaGraphLaunch", 3995, 2)
+    assert builder.build().window.end_ns == 3_999_500
 
 
 def test_steps_go_on_where_the_device_rows_end() -> None:

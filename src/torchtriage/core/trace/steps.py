@@ -60,6 +60,8 @@ MIN_LAUNCHES, LOST_SHARE = 20, 0.05
 """Launches whose work is not in the file, out of at least so many."""
 TAIL_SHARE = 0.01
 """Of the recording, after the last row of a device: its work at the end is missing if the last launches have none."""
+LATE_SHARE = 0.75
+"""Of the launches, after the last one that has work: where more have none, what is there shows little."""
 CAPTURES = r"StreamBeginCapture|StreamEndCapture|GraphInstantiate"
 """What is launched meanwhile does not run."""
 MIN_PROGRAMS = 3
@@ -529,7 +531,7 @@ def _rows_end(trace: Trace) -> RowsEnd | None:
     """Return where the rows of the devices end before the launches do; None where they do not.
 
     The profiler's buffer was full, or it stopped before the device was done. Up to there all is known, unless rows are
-    missing here and there before.
+    missing here and there before, or those of graph replays: a profiler that records none has none at the end, too.
     """
     links, work = trace.links, np.flatnonzero(trace.works)
     if not len(work) or not links.lost.any() or trace.report.tier == "salvaged" or trace.matching(CAPTURES).any():
@@ -537,7 +539,9 @@ def _rows_end(trace: Trace) -> RowsEnd | None:
     late = links.lost & (trace.start_ns > links.launched_ns(work).max())
     n, n_late = int(links.launch_calls.sum()), int(late.sum())
     n_before = int(links.lost.sum()) - n_late
-    if not n_late or (n_before > 1 and n_before >= LOST_SHARE * (n - n_late)):
+    if not n_late or n_late > LATE_SHARE * n or (n_before > 1 and n_before >= LOST_SHARE * (n - n_late)):
+        return None
+    if trace.matching("GraphLaunch", Kind.RUNTIME)[late].any():
         return None
     ends = _ends(trace)
     end_ns, last_ns = int(trace.end_ns[work].max()), int(trace.end_ns[ends].max())

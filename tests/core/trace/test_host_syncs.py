@@ -100,6 +100,15 @@ def test_a_wait_for_unrecorded_work_is_blind() -> None:
     assert in_us(waits.bubble_ns) == [0, 0]
 
 
+def test_a_wait_beyond_the_end_of_the_device_rows_is_not_blind() -> None:
+    builder = TraceBuilder()
+    for i in range(20):
+        builder.launch(10 * i, 5, 1000 + 100 * i, 99)
+        builder.call("cudaLaunchKernel", 200 + 10 * i, 5)
+    waits = builder.sync(500, 20_000).sync(30_000, 20_000).build().waits
+    assert waits.blind.tolist() == [False, False]
+
+
 @pytest.mark.parametrize("kind", ["HtoD (Pinned -> Device)", "DtoD (Device -> Device)"])
 def test_an_asynchronous_copy_that_was_quick_is_no_wait(kind: str) -> None:
     trace = TraceBuilder()

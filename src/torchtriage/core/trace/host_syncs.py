@@ -371,5 +371,7 @@ def _blind(trace: Trace, start: Ints, until: Ints, copy: Ints) -> Mask:
         return np.ones(len(start), dtype=bool)
     # an upload from pageable memory is staged by the host: the device rests meanwhile
     upload = (copy >= 0) & trace.matches(copy, "HtoD")
+    if trace.steps.rows_end is not None:
+        until = np.minimum(until, trace.steps.rows_end.end_ns)
     busy = intervals.covered(np.stack([start, until], axis=1), trace.devices[0].busy)
     return ~upload & (until - start > BLIND_NS) & (2 * busy < until - start)

@@ -290,6 +290,15 @@ def test_a_run_with_rows_missing_is_not_compared_with_a_whole_one():
     assert unlike(sides[1], sides[1]) == ()  # cut in the same way: a limit
 
 
+def test_a_run_that_is_judged_up_to_the_end_of_its_rows_is_not_compared() -> None:
+    whole = BASE.build()
+    sides = [workload(whole, (*examine(whole), *more)) for more in ((), (Note("early-end", "warn", "ends", ""),))]
+    for before, after in (sides, sides[::-1], (sides[1], sides[1])):
+        (reason,) = unlike(before, after)
+        assert reason.code == "missing-rows"
+        assert [reason.before, reason.after] == ["ends" if side is sides[1] else "" for side in (before, after)]
+
+
 def test_first_use_in_every_step_is_a_cold_start():
     cold = BASE.builder()
     for event in list(cold.events):

@@ -23,7 +23,7 @@ from torchtriage.core.trace.schema import BACKWARD_NODE, LOADER_NAME
 from torchtriage.core.units import format_count, format_share
 from torchtriage.diagnose.compare.result import Unlike
 from torchtriage.diagnose.compare.served import Served, served, unlike_served
-from torchtriage.diagnose.verdict.result import MISSING_ROWS
+from torchtriage.diagnose.verdict.result import EARLY_END, MISSING_ROWS
 
 MIN_LAYERS = 0.5
 """Share of the smaller run's weight shapes that the other must have: 1.0 between runs of one
@@ -176,17 +176,20 @@ def _unusable(before: Workload, after: Workload) -> Iterator[Unlike]:
 
 def _rows(before: Workload, after: Workload) -> Iterator[Unlike]:
     # what is not in one of the files would look like time that was saved
-    missing = [next((note for note in run.notes if note.code in MISSING_ROWS), None) for run in (before, after)]
-    lacking = [note for note in missing if note is not None and note.level != "refuse"]
+    sides = [
+        next((note for note in run.notes if note.code in (*MISSING_ROWS, EARLY_END) and note.level != "refuse"), None)
+        for run in (before, after)
+    ]
+    lacking = [note for note in sides if note is not None]
     if len(lacking) == 1:
-        side, whole = ("before", "after") if missing[0] else ("after", "before")
-        sides = (lacking[0].message, "") if side == "before" else ("", lacking[0].message)
-        yield Unlike(
-            "missing-rows",
-            f"rows are missing in the run {side}, not in the one {whole}: what was not recorded is not saved",
-            *sides,
-            lacking[0].fix,
-        )
+        side, whole = ("before", "after") if sides[0] else ("after", "before")
+        message = f"rows are missing in the run {side}, not in the one {whole}: what was not recorded is not saved"
+    elif any(note.code == EARLY_END for note in lacking):
+        message = "rows are missing in both runs: what they show need not be the same work"
+    else:
+        return
+    first, second = (note.message if note else "" for note in sides)
+    yield Unlike("missing-rows", message, first, second, lacking[0].fix)
 
 
 def _device(before: Workload, after: Workload) -> Iterator[Unlike]:

@@ -16,6 +16,8 @@ from torchtriage.diagnose.verdict.options import By
 SCHEMA = "torchtriage/1"
 MISSING_ROWS = ("missing-kernels", "cut-window")
 """The notes that say that rows of the devices are missing: how busy these are is not known then."""
+EARLY_END = "early-end"
+"""The note that says that they end early: how busy the devices are is known up to there."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def test_operators_and_shapes_come_from_emit_nvtx(tmp_path: Path) -> None:
     result = judged(loop(), tmp_path)
     assert "emit_nvtx()" in note(result, "no-host-rows").fix
     waiting = {item.code: item for item in result.not_checked}
-    assert "emit_nvtx()" in waiting["LCH014"].how_to_record
+    assert "emit_nvtx()" in waiting["CMP030"].how_to_record
     assert "emit_nvtx(record_shapes=True)" in waiting["KRN056"].how_to_record
     advice = [item.how_to_record for item in result.not_checked] + [item.fix for item in result.notes]
     assert not pytorchs(advice)

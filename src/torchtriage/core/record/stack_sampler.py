@@ -3,7 +3,8 @@
 A thread of its own looks at ``sys._current_frames``. Each look is worth the time since the one before, so what
 a thread spends inside one call that holds the interpreter's lock counts in full. The interpreter hands its lock
 over every 5 ms only; while the sampler runs it does so ``SWITCH_S`` after it is asked, or short Python between two
-operators would all be seen at the next operator.
+operators would all be seen at the next operator. An operator that returns sooner than this thread wakes up begins
+that time anew: where no other thread runs Python, which would be asked as often, it is ``ALONE_S``.
 
 Standard library only. Memory is bounded: at most ``MOST_LOOKS`` looks are kept, the rate halves whenever they are half
 used, and no more than ``MOST_STACKS`` different stacks of ``DEEPEST`` frames.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -33,7 +35,8 @@ from torchtriage.core.record.main_thread import BACKWARD
 from torchtriage.core.record.stacks import current_frames, positions
 
 SAMPLES = "samples-{}.json"
-SWITCH_S = 0.0005
+SWITCH_S, ALONE_S = 0.0005, 2e-5
+PR_SET_TIMERSLACK = 29
 PERIOD_S, LONGEST_PERIOD_S = 0.004, 0.064
 QUICK_LOOKS = 500
 """So many looks are made a period apart; then the time between them doubles: two seconds want more than twenty."""
@@ -41,8 +44,9 @@ SHARE = 0.01
 """Of the time, that looking may take: where stacks are deep or threads many, looks are made less often."""
 MOST_LOOKS = 200_000
 MOST_STACKS, MOST_THREADS, DEEPEST = 20_000, 64, 200
-RECENT, SPINS = 16, 0.4
-"""Looks that a thread is judged by, and what part of them find it elsewhere where it spins."""
+RECENT, STIRS, SPINS = 16, 0.1, 0.4
+"""Looks that a thread is judged by, and what part of them find it elsewhere where it runs Python at all, and where it
+spins."""
 WRITE_S = 5.0
 RSS_S = 0.02
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -70,14 +74,14 @@ class StackSampler:
         self._states: list[tuple[int, str]] = []
         self.paused = False
         self.problem = ""
-        self._switch_s = sys.getswitchinterval()
+        self._switch_s = self._asked_s = self._set_s = sys.getswitchinterval()
         self._lock = threading.Lock()
         self.guards: list[Callable[[int], None]] = []
         """Called with the resident bytes every ``RSS_S``."""
 
     def start(self) -> None:
         """Begin to look."""
-        sys.setswitchinterval(min(SWITCH_S, self._switch_s))
+        self._switch(SWITCH_S)
         gc.callbacks.append(self._collected)
         _thread.start_new_thread(self._run, ())
 
@@ -88,8 +92,7 @@ class StackSampler:
         self.over = True
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collected)
-        if sys.getswitchinterval() <= SWITCH_S:  # the script may have set its own
-            sys.setswitchinterval(self._switch_s)
+        self._switch(self._switch_s)
         self.write()
 
     def forked(self) -> None:
@@ -97,7 +100,7 @@ class StackSampler:
         self.over = True
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collected)
-        sys.setswitchinterval(self._switch_s)
+        self._switch(self._switch_s)
 
     def pause(self, paused: bool) -> None:
         """Look no more while stacks are recorded, or again.
@@ -134,13 +137,15 @@ class StackSampler:
         The profiler records the Python of every thread, so that one that spins fills the memory. In backward passes
         nothing is noted.
         """
-        return any(share > SPINS for thread, (_, share) in tuple(self._moves.items()) if thread != self.main_thread)
+        return self._others_move(SPINS)
 
     # -- parts ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
         period_s, written, rss_at, looks, skipped = PERIOD_S, time.monotonic(), 0.0, 0, False
         statm = _statm()
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # Linux adds 50 us to every wait
         try:
             while not self.over:
                 time.sleep(period_s)
@@ -172,6 +177,13 @@ class StackSampler:
             if statm is not None:
                 os.close(statm)
 
+    def _switch(self, after_s: float) -> None:
+        """Have the lock handed over that long after it is asked for, unless the script has set its own time."""
+        after_s = min(after_s, self._switch_s)
+        if after_s != self._asked_s and sys.getswitchinterval() == self._set_s:
+            sys.setswitchinterval(after_s)
+            self._asked_s, self._set_s = after_s, sys.getswitchinterval()
+
     def _hide_from_compiler(self) -> bool:
         """Have torch.compile pass our callback by, where a collection falls into a compiled call; return whether."""
         skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
@@ -197,6 +209,11 @@ class StackSampler:
                     key = key[-3:]  # the outermost frames are few
                 stack = self._stacks.setdefault(key, len(self._stacks))
             self._looks.extend((now, thread, stack))
+        if not self.over:
+            self._switch(SWITCH_S if self._others_move(STIRS) else ALONE_S)
+
+    def _others_move(self, least: float) -> bool:
+        return any(share > least for thread, (_, share) in tuple(self._moves.items()) if thread != self.main_thread)
 
     def _thin(self) -> None:
         """Keep every other look; what stays stands for the time since the one kept before it."""

@@ -51,6 +51,12 @@ def test_no_line_is_wider_than_asked_or_ends_in_spaces(result, width):
         assert all(line == line.rstrip() for line in text.splitlines())
 
 
+def test_a_long_label_keeps_its_distance():
+    page = terminal.TerminalPage(40)
+    page.labelled("missing-rows", ("rows are missing in the run after", ""))
+    assert page.text.plain.splitlines() == ["  missing-rows rows are missing in the", "            run after"]
+
+
 def test_a_pipe_gets_eighty_columns_without_escape_codes():
     text = printed(all_results(), width=200)
     assert "\x1b" not in text

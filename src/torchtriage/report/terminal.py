@@ -204,13 +204,13 @@ class TerminalPage:
 
     def labelled(self, label: str, *parts: tuple[str, str], indent: int = INDENT, style: str = "dim") -> None:
         """Add a paragraph with a word in the margin."""
-        room = self.width - indent - LABEL
-        for row in self._wrapped(Text.assemble(*parts), room, room):
+        room, margin = self.width - indent, max(LABEL, len(label) + 1)
+        for row in self._wrapped(Text.assemble(*parts), room - margin, room - LABEL):
             self.text.append(" " * indent)
-            self.text.append(label.ljust(LABEL), style)
+            self.text.append(label.ljust(margin), style)
             self.text.append_text(row)
             self.text.append("\n")
-            label = ""
+            label, margin = "", LABEL
 
     def _wrapped(self, whole: Text, first: int, rest: int) -> list[Text]:
         whole.plain = _UNIT.sub(_GLUE, whole.plain)

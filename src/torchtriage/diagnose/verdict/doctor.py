@@ -22,7 +22,7 @@ from torchtriage.core.trace.steps import CAPTURES, LOST_SHARE, MIN_LAUNCHES, TAI
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.verdict.left_out_steps import left_out_steps
 from torchtriage.diagnose.verdict.recorder_advice import other_recorder, recorder_of
-from torchtriage.diagnose.verdict.result import EARLY_END, MISSING_ROWS
+from torchtriage.diagnose.verdict.result import MISSING_ROWS
 
 MANY_ORPHANS = 0.30
 """Above this share of GPU work without a launch, idle time cannot be explained (catalogue 3.1)."""
@@ -414,7 +414,7 @@ def _cut(trace: Trace) -> Iterator[Note]:
         launch_ns, end_ns = (at - trace.file_start_ns for at in end)
         n_late = int((trace.start_ns[lost] >= end.launch_ns).sum())
         yield Note(
-            EARLY_END,
+            "early-end",
             "warn",
             f"{n_late} of {n} launches, those from {format_ns(launch_ns)} on, have no GPU work in the file: what comes"
             f" after its last GPU row, at {format_ns(end_ns)}, is not judged",

@@ -30,6 +30,7 @@ from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import HOST_KINDS, Kind, Trace
 from torchtriage.core.trace.collectives import host_collectives
 from torchtriage.core.trace.inference_phase import inference_phase
+from torchtriage.core.trace.recorders import XPLANE
 from torchtriage.diagnose.patterns._host_gaps import is_explained
 from torchtriage.diagnose.replay.edits import Edit
 
@@ -93,6 +94,12 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         "record host and device together: activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
     ),
     "ops": (lambda trace: bool((trace.kind == Kind.OP).any()), "operators", "add ProfilerActivity.CPU to activities="),
+    "dispatch": (
+        # an XPlane is no recording of PyTorch: what its host does between launches is not dispatch
+        lambda trace: bool((trace.kind == Kind.OP).any()) or trace.report.recorder != XPLANE,
+        "operators (in an XPlane)",
+        "add ProfilerActivity.CPU to activities=",
+    ),
     "shapes": (lambda trace: trace.has_shapes, "input shapes", "profile(record_shapes=True, ...)"),
     "statistics": (
         lambda trace: trace.has_shapes or (bool(trace.devices) and inference_phase(trace) is not None),

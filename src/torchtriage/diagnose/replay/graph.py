@@ -448,7 +448,9 @@ def _unseen_launches(streams: Streams, threads: Threads, backlog: Ints) -> Ints:
 
     Not where that thread had launched by then what follows on the stream.
     """
-    found = np.setdiff1d(np.flatnonzero((streams.call < 0) & (streams.gap_ns > BACK_TO_BACK_NS)), backlog)
+    unlaunched = (streams.call < 0) & (streams.gap_ns > BACK_TO_BACK_NS)
+    unlaunched[backlog] = False
+    found = np.flatnonzero(unlaunched)
     if not len(threads.lanes):
         return found[:0]
     linked = np.flatnonzero(streams.call >= 0)

@@ -69,6 +69,7 @@ _OF_NOTE = {
 }
 _OF_NEED = {
     "operators": "ops",
+    "operators (in an XPlane)": "ops",
     "input shapes": "shapes",
     "allocator records": "memory",
     "steps": "steps",

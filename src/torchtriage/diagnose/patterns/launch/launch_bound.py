@@ -41,7 +41,7 @@ from torchtriage.diagnose.patterns.base import (
 )
 
 PATTERN = Pattern.of(
-    __name__, "LCH014", "The host launches slower than the device computes", order=380, needs="device runtime"
+    __name__, "LCH014", "The host launches slower than the device computes", order=380, needs="device runtime dispatch"
 )
 FIX = Fix(
     text="Compile the model with CUDA graphs (needs shapes that repeat), or launch larger batches.",

@@ -124,13 +124,13 @@ def frees(steps: int = 4) -> Trace:
 
 
 def loads_code(*, returns: float = 40, usual: float = 5) -> Trace:
-    """A kernel of 5 ms, then a call that loads code, which waits for it, and a kernel behind it."""
-    b = TraceBuilder().op("aten::mm", 1_000, 20)
+    """A kernel of 15 ms, then a call that loads code, which waits for it, and a kernel behind it."""
+    b = TraceBuilder().op("aten::mm", 4_000, 20)
     for i in range(2):
-        b.call("cudaFuncSetAttribute", 100 + 400 * i, usual)
-    b.launch(1_005, 5, 1_020, 5_000)
-    b.call("cudaFuncSetAttribute", 1_050, 4_970 + returns)
-    b.launch(6_030 + returns, 5, 6_040 + returns, 10)
+        b.call("cudaFuncSetAttribute", 100 + 1_500 * i, usual)
+    b.launch(4_005, 5, 4_020, 15_000)
+    b.call("cudaFuncSetAttribute", 4_050, 14_970 + returns)
+    b.launch(19_030 + returns, 5, 19_040 + returns, 10)
     return b.build()
 
 

@@ -105,9 +105,9 @@ def test_a_free_waits_for_the_device_and_keeps_its_own_cost() -> None:
 
 
 def test_a_first_use_that_returns_as_the_device_becomes_idle_waited_for_it() -> None:
-    assert asked_us(programs.loads_code(), "gpu*0.5") == pytest.approx(2_500, abs=20)
+    assert asked_us(programs.loads_code(), "gpu*0.5") == pytest.approx(7_500, abs=20)
     assert asked_us(programs.loads_code(returns=400), "gpu*0.5") == pytest.approx(0, abs=20)
-    assert asked_us(programs.loads_code(usual=350), "gpu*0.5") == pytest.approx(0, abs=20)
+    assert asked_us(programs.loads_code(usual=1_000), "gpu*0.5") == pytest.approx(0, abs=20)
 
 
 def test_backward_on_the_engine_s_thread_is_host_work_of_the_step() -> None:

@@ -1,7 +1,7 @@
 """In the script's process: which elements of which storages operators read and write, and at which line.
 
 Nothing of the script's is held but copies of indices and masks. Memory that is read or written without operators, as
-NumPy does, is not told from then on: all of it counts as read.
+NumPy does, is not looked into from then on: all of it counts as read.
 """
 
 from __future__ import annotations

@@ -396,6 +396,11 @@ class Trace:
         return bool((self.kind == Kind.PYTHON).any())
 
     @cached_property
+    def has_operators(self) -> bool:
+        """Whether operators were recorded."""
+        return bool((self.kind == Kind.OP).any())
+
+    @cached_property
     def has_calls_alone(self) -> bool:
         """Whether calls are all that was recorded of the host: no operator, no range, no frame."""
         others = self.is_kind(Kind.OP, Kind.ANNOTATION, Kind.GPU_ANNOTATION, Kind.PYTHON)

@@ -238,17 +238,22 @@ def first_use(trace: Trace) -> Ints:
     They happen once per process or shape, so a window that holds them measures no steady state.
     """
     marked = trace.matching(f"{COMPILES}|{_FIRST_USE}", Kind.ANNOTATION, Kind.OP, Kind.OVERHEAD)
+    marked[slow_calls(trace)] = True
+    rows = np.flatnonzero(marked)
+    # a call over a busy device waits for it
+    busy = intervals.covered(trace.spans_of(rows), trace.time_of(np.flatnonzero(trace.works)))
+    return rows[(trace.kind[rows] != Kind.RUNTIME) | (2 * busy < trace.dur_ns[rows])]
+
+
+def slow_calls(trace: Trace) -> Ints:
+    """Return the calls that are rarely as slow: they load code, or wait for a device while they do."""
     calls = trace.matching(_GPU_CALL, Kind.RUNTIME) & ~trace.matching(f"{_WAITS}|{_GIVES_BACK}", Kind.RUNTIME)
     slow = np.flatnonzero(calls & (trace.dur_ns >= FIRST_USE_NS))
     n_slow = np.bincount(trace.name[slow], minlength=len(trace.names))
     slow = slow[n_slow[trace.name[slow]] <= FIRST_USES]
     usual = np.flatnonzero(calls & (trace.dur_ns < FIRST_USE_NS))
     usual = usual[n_slow[trace.name[usual]] > 0]
-    marked[slow[trace.dur_ns[slow] >= FIRST_USE_RATIO * _medians(trace, usual)[trace.name[slow]]]] = True
-    rows = np.flatnonzero(marked)
-    # a call over a busy device waits for it
-    busy = intervals.covered(trace.spans_of(rows), trace.time_of(np.flatnonzero(trace.works)))
-    return rows[~calls[rows] | (2 * busy < trace.dur_ns[rows])]
+    return slow[trace.dur_ns[slow] >= FIRST_USE_RATIO * _medians(trace, usual)[trace.name[slow]]]
 
 
 def _medians(trace: Trace, rows: Ints) -> NDArray[np.float64]:

@@ -93,10 +93,10 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
         "runtime calls",
         "record host and device together: activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
     ),
-    "ops": (lambda trace: bool((trace.kind == Kind.OP).any()), "operators", "add ProfilerActivity.CPU to activities="),
+    "ops": (lambda trace: trace.has_operators, "operators", "add ProfilerActivity.CPU to activities="),
     "dispatch": (
         # an XPlane is no recording of PyTorch: what its host does between launches is not dispatch
-        lambda trace: bool((trace.kind == Kind.OP).any()) or trace.report.recorder != XPLANE,
+        lambda trace: trace.has_operators or trace.report.recorder != XPLANE,
         "operators (in an XPlane)",
         "add ProfilerActivity.CPU to activities=",
     ),

@@ -18,7 +18,7 @@ from torchtriage.core.arrays import Ints, Mask, distinct, joined
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.host_syncs import BLOCKING_COPY, NEVER_BLOCKS, SYNC_CALL
 from torchtriage.core.trace.nesting import running_end
-from torchtriage.core.trace.steps import profiler_stop
+from torchtriage.core.trace.steps import profiler_stop, slow_calls
 from torchtriage.diagnose.replay.streams import CallTimeline, Streams
 
 SYNC_COST_NS = 3_000
@@ -37,9 +37,9 @@ QUEUE_RATIO = 3.0
 BLOCKING_SHARE, BLOCKING_COUNT = 0.9, 10
 """Launches that return after their kernel ended: with this share of them, launching blocks."""
 
-LOADS_NS, RARE, LOADED_NS = 1_000_000, 20, 100_000
-"""A first use loads code, and loading waits for the device: a call this long, and so many medians of its name, that
-returns this soon after the device's last work ended (56 us after 43 ms of work in a public recording)."""
+LOADED_NS = 100_000
+"""A first use loads code, and loading waits for the device, where the call returns this soon after the device's last
+work ended (56 us after 43 ms of work in a public recording)."""
 
 _DEVICE_SYNC = re.compile(r"(Device|Ctx)Synchronize")
 _EVENT_SYNC = re.compile(r"EventSynchronize")
@@ -238,11 +238,9 @@ def _copies(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
 
 
 def _memory(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
-    """Find calls that wait for an idle device: by their names, or long ones that return as it becomes idle."""
+    """Find calls that wait for an idle device: by their names, or that load code and return as it becomes idle."""
     named = trace.matching(_MEMORY, Kind.RUNTIME)
-    others = trace.matching(f"{SYNC_CALL}|{_COPY}|GraphLaunch", Kind.RUNTIME)
-    row = np.flatnonzero(runtime & (named | (~others & (trace.dur_ns >= LOADS_NS))))
-    row = row[named[row] | _rarely_as_long(trace, row)]
+    row = np.flatnonzero(runtime & (named | trace.mask_of(slow_calls(trace))))
     start, end = trace.start_ns[row], trace.end_ns[row]
     pending = np.zeros(len(row), dtype=bool)
     outlasts = np.ones(len(row), dtype=bool)
@@ -270,16 +268,6 @@ def _memory(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:
     edges = WaitEdges(waits_, positions, np.zeros(len(waits_), np.int64), np.zeros(len(waits_), dtype=bool))
     what = np.full(int(waits.sum()), EdgeKind.MEMORY, np.uint8)
     return Blocking(row[waits], (end - late)[waits], what, edges)
-
-
-def _rarely_as_long(trace: Trace, row: Ints) -> Mask:
-    """Return bool[k]: calls that usually take much less, or that happen once."""
-    usual = np.zeros(len(row))
-    for code in distinct(trace.name[row]).tolist():
-        took = trace.dur_ns[(trace.name == code) & (trace.kind == Kind.RUNTIME)]
-        usual[trace.name[row] == code] = np.median(took) if len(took) > 1 else 0
-    rarely: Mask = trace.dur_ns[row] >= RARE * usual
-    return rarely
 
 
 def _launches(trace: Trace, streams: Streams, runtime: Mask) -> Blocking:

@@ -276,7 +276,7 @@ def _merged(trace: Trace) -> Iterator[Note]:
 def _host_rows(trace: Trace) -> Iterator[Note]:
     if trace.report.recorder == XPLANE and trace.is_kind(Kind.ANNOTATION, Kind.PYTHON).any():
         return  # its host rows are those of XLA, which the note on its recorder says
-    if not (trace.kind == Kind.OP).any() and (trace.works | (trace.kind == Kind.RUNTIME)).any():
+    if not trace.has_operators and (trace.works | (trace.kind == Kind.RUNTIME)).any():
         yield Note(
             "no-host-rows",
             "warn",
@@ -468,7 +468,7 @@ def _steps(trace: Trace) -> Iterator[Note]:
 
 
 def _inputs(trace: Trace) -> Iterator[Note]:
-    ops = (trace.kind == Kind.OP).any()
+    ops = trace.has_operators
     if ops and not trace.has_shapes:
         yield Note("no-shapes", "info", "no input shapes: compute patterns that need sizes are not checked", HEAVY)
     if ops and not trace.has_stacks:

@@ -75,7 +75,6 @@ MUCH_THERE = 0.25  # of the idle time before the launches of one place
 NEARLY_ALL = 0.9  # more is the model or the loop of the steps itself
 MIN_ROUNDS = 8  # calls per step; fewer may be written one by one
 MIN_GAPS = 10  # fewer are no rate of launching
-_LAUNCH = r"^(cuda|hip|cu)\w*LaunchKernel"
 _GRAPH = r"GraphLaunch"
 
 
@@ -89,8 +88,11 @@ def find(trace: Trace) -> Claims:
     rest = intervals.intersect(spans, steps.judged)
     dispatch = intervals.length(intervals.intersect(rest, device.host_work))
     rest_ns = intervals.length(rest)
-    has_ops = bool((trace.kind == Kind.OP).any())
-    if len(rest) < MIN_GAPS or rest_ns < MIN_SHARE * judged or (has_ops and dispatch < MIN_DISPATCH * rest_ns):
+    if (
+        len(rest) < MIN_GAPS
+        or rest_ns < MIN_SHARE * judged
+        or (trace.has_operators and dispatch < MIN_DISPATCH * rest_ns)
+    ):
         return
     work = device.rows[steps.in_steady(steps.of_work(device.rows))]
     if not len(work):
@@ -103,7 +105,7 @@ def find(trace: Trace) -> Claims:
     idle = _idle_share_unprofiled(trace)
     if idle < MIN_IDLE:
         return
-    low = LOW * min(USUAL_VIEW_NS / max(view_ns, 1), 1.0) if has_ops else 0.0
+    low = LOW * min(USUAL_VIEW_NS / max(view_ns, 1), 1.0) if trace.has_operators else 0.0
     place, n_there, n_rounds, idle_there = _place(trace, rest)
     much = idle_there >= MUCH_THERE
     latest = place if much else _latest(trace, rest)
@@ -118,7 +120,7 @@ def find(trace: Trace) -> Claims:
         f" {TINY_NS // 1000} µs"
         + (f"; {format_share(idle_there)} of it where the place below makes {n_there:,.0f} of them" if much else "")
         + (f"; a view takes the host {format_ns(view_ns)}, usually 1-4 µs" if view_ns > USUAL_VIEW_NS else ""),
-        certainty="likely" if has_ops else "hint",
+        certainty="likely" if trace.has_operators else "hint",
         rows=late_rows,
         spans=spans,
         gain_low=low / trace.origin.inflation,
@@ -156,11 +158,10 @@ def find(trace: Trace) -> Claims:
 
 
 def _captures(trace: Trace) -> bool:
-    launches = trace.matching(_LAUNCH, Kind.RUNTIME)
-    end = trace.steps.rows_end
+    launches, end = trace.links.launch_calls, trace.steps.rows_end
     if end is not None:
-        launches &= trace.start_ns < end.launch_ns
-    return 2 * int((launches & ~trace.links.launches).sum()) > int(launches.sum())
+        launches = launches & (trace.start_ns < end.launch_ns)
+    return 2 * int((launches & trace.links.lost).sum()) > int(launches.sum())
 
 
 def _idle_share_unprofiled(trace: Trace) -> float:

@@ -16,8 +16,8 @@ from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
 from torchtriage.measure.fix.statements import bound, free_name, indent_of, insert_after, move_before, source, wrap
 
 CODES = words("""
-    HST020 HST101 HST102 HST103 HST105 HST106 HST109 HST111 HST114 HST115 HST122 HST123 HST124 SYN001 SYN004 COM101
-    LCH017 LCH105 CPY006 KRN101 MSR045
+    HST020 HST101 HST102 HST103 HST105 HST106 HST109 HST111 HST114 HST115 HST122 HST123 HST124 HST126 SYN001 SYN004
+    COM101 LCH017 LCH105 CPY006 KRN101 MSR045
 """)
 EVERY = 50
 OFTEN = 10

@@ -15,7 +15,8 @@ from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import body_of, bound, complete, insert_after, move_before, remove, source
 
 CODES = words("""
-    SYN001 SYN004 LCH014 LCH105 LCH017 HST020 HST106 HST114 HST135 HST101 KRN101 KRN102 KRN104 CPY010 CPY013 MEM029
+    SYN001 SYN004 LCH014 LCH105 LCH017 HST020 HST106 HST114 HST126 HST135 HST101 KRN101 KRN102 KRN104 CPY010 CPY013
+    MEM029
 """)
 LEARNED = re.compile(r"\.(grad|data|weight|bias)\b|parameters\(|state_dict")
 """What an optimizer changes, or drops, between here and there."""

@@ -53,6 +53,39 @@ def test_one_position_of_all_logits() -> None:
     assert (found["operator"], found["needs_grad"]) == ("addmm", False)
 
 
+def test_stages_behind_the_last_that_is_read() -> None:
+    import torch
+
+    stages, x = [torch.nn.Linear(256, 256) for _ in range(5)], torch.randn(64, 256)
+
+    def towers(x: torch.Tensor) -> list[torch.Tensor]:
+        kept = []
+        for stage in stages:
+            x = stage(x).relu_()
+            kept.append(x)
+        return kept
+
+    def step() -> None:
+        kept = towers(x)
+        (kept[0].mean() + kept[1].mean()).backward()
+
+    def all_read() -> None:
+        kept = towers(x)
+        sum(item.mean() for item in kept).backward()
+
+    def none_read() -> None:
+        towers(x)
+
+    (found,) = unread(step)
+    assert [found["line"]] == here(step, 2)
+    (row,) = found["lines"]
+    assert [row["line"]] == here(towers, 3)
+    assert row["unread_ns"] == pytest.approx(0.6 * row["ns"])
+    assert not found["needs_grad"]
+    assert not unread(all_read)
+    assert not unread(none_read)
+
+
 def test_labels_that_are_ignored_and_inference_mode() -> None:
     import torch
     from torch.nn import functional

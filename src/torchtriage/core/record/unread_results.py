@@ -2,7 +2,7 @@
 
 The operators are gone through from the last to the first. Read is what is still within reach, and what something that
 is read was computed from, by :mod:`liveness`: of ``head(hidden)[:, -1]`` one row of many. A result that nothing at all
-reads counts as read: why it was computed is not known.
+reads counts as read, as why it was computed is not known; unless others of the same line are: of five stages two.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ def unread_results(notes: OperatorNotes) -> Iterator[Unread]:
     }
     step = _Backwards({key: n for key, n in notes.n_elements.items() if n and key in made}, notes.narrowed, makers)
     _reach(notes, step, makers.keys())
+    dropped = _dropped(notes, makers, step.live.keys())
     found: dict[Line, Unread] = {}
     lines: dict[tuple[Line, Line], UnreadLine] = {}
     line_ns: Counter[Line] = Counter()
-    for operator in reversed(notes.operators):
+    for number, operator in reversed([*enumerate(notes.operators)]):
         if time.perf_counter_ns() > until_ns or step.n_distinguished > MOST_DISTINGUISHED:
             return
         if operator.in_backward:  # the gradient of what nobody reads is zero
@@ -88,19 +89,20 @@ def unread_results(notes: OperatorNotes) -> Iterator[Unread]:
             step.read([piece for piece in operator.read if piece is None or piece.storage not in with_grad])
             continue
         line_ns[operator.line] += operator.ns
-        needed, reader = step.through(operator)
+        needed, reader = (0.0, dropped[number]) if number in dropped else step.through(operator)
         if needed > READ or reader is None:
             continue
         unread = found.setdefault(reader, Unread(*reader, []))
         row = lines.setdefault((reader, operator.line), UnreadLine(*operator.line))
         row.unread_ns += (1 - needed) * operator.ns
-        unread.needs_grad |= operator.needs_grad
+        unread.needs_grad |= operator.needs_grad and number not in dropped
         if operator.ns > unread.longest_ns and operator.made[0] is not None:
             unread.operator, unread.shape, unread.longest_ns = operator.name, operator.made[0].size, operator.ns
+    partly = {notes.operators[number].line for number in dropped}
     for (reader, line), row in lines.items():
         row.ns = line_ns[line]
         # a layer that others of its kind come behind, or that mixes what it is given, needs all of that
-        if line not in step.need_all and row.unread_ns > READ * row.ns:
+        if line in partly or (line not in step.need_all and row.unread_ns > READ * row.ns):
             found[reader].lines.append(row)
     total = max(line_ns.total(), 1)
     for unread in found.values():
@@ -109,6 +111,28 @@ def unread_results(notes: OperatorNotes) -> Iterator[Unread]:
         del unread.lines[MOST_LINES:]
     ranked = sorted(found.values(), key=lambda unread: -unread.share)
     yield from (unread for unread in ranked[:MOST_FOUND] if unread.share >= LEAST)
+
+
+def _dropped(notes: OperatorNotes, makers: Mapping[int, Line], reached: Collection[int]) -> dict[int, Line]:
+    """Return the operators whose results nothing reads, by number, of lines that make others that are read, and where.
+
+    Of storages as a whole, so that nothing which is read is among them.
+    """
+    live = {*reached}
+    dead: list[int] = []
+    readers: dict[Line, Line] = {}
+    for number, operator in reversed([*enumerate(notes.operators)]):
+        made = {piece.storage if piece is not None else None for piece in operator.made}
+        if operator.in_backward or not made or not made <= makers.keys() or made & live:
+            live |= {piece.storage for piece in operator.read if piece is not None}
+            readers |= {
+                makers[piece.storage]: operator.line
+                for piece in operator.read
+                if piece is not None and makers.get(piece.storage, operator.line) != operator.line
+            }
+        else:
+            dead.append(number)
+    return {number: readers[line] for number in dead if (line := notes.operators[number].line) in readers}
 
 
 def _reach(notes: OperatorNotes, step: _Backwards, fresh: Collection[int]) -> None:

@@ -21,8 +21,8 @@ UNREAD = Cause(
     OPERATORS,
     "what nobody reads",
     Fix(
-        "Pick first and compute then: crop or sample before other transforms, take the positions that are read, or that"
-        " have a label, before the last layer.",
+        "Pick first and compute then: crop or sample before other transforms, stop behind the last layer whose output"
+        " is read, take the positions that are read, or that have a label, before the last one.",
         "last = head(hidden[:, -1])  # not head(hidden)[:, -1]\n"
         "picked = labels != -100\nloss = F.cross_entropy(head(hidden[picked]), labels[picked])\n"
         "patch = normalize(crop(image))  # not crop(normalize(image))",
@@ -31,7 +31,7 @@ UNREAD = Cause(
     gain=(0.6, 1.0),
     looks="for a step every operator's reads and writes are noted: of a result at least half is neither read, nor is"
     " anything that is read computed from it. A crop after other transforms, one position of all logits, a loss most of"
-    " whose labels are ``ignore_index``.",
+    " whose labels are ``ignore_index``, the stages of a network behind those whose features are compared.",
     slow="the work for the other part is done, forward and mostly backward, and dropped.",
     leave="what picks is only known once all is computed, or it is read where torch does not see it, as in C++ or in"
     " another thread.",

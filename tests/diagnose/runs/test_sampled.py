@@ -427,6 +427,23 @@ def test_python_that_a_device_waits_for_is_at_the_line_that_most_looks_saw(tmp_p
     assert "HST114" not in by_code
 
 
+def test_python_that_the_profiler_made_longer_costs_what_the_looks_saw_of_it(tmp_path: Path) -> None:
+    source = "def images(store):\n    return {name: name for name in store}\n\n"
+    source += "def main(store):\n    for _ in range(100):\n        images(store)\n        model(store)\n\nmain(store)\n"
+    built = SamplesBuilder(tmp_path, source)
+    for _ in range(20):
+        built.look("main(store", "images(store)", "return {", ms=2)
+        built.look("main(store", "model(store)", below=(OP,), ms=8)
+        built.step()
+    seen = finding("HST020", 0.7, 10.0)
+    seen = replace(seen, place=replace(seen.place, frame=Frame("train.py", 1, "images")))
+    cost = checked(built, seen, of_ms=10.0)["HST020"].cost
+    assert cost is not None
+    assert cost.calibration is not None
+    assert cost.calibration.share_low < 0.06
+    assert 0.2 < cost.calibration.share_high < 0.3
+
+
 def test_steps_that_are_a_part_of_a_run_rank_their_findings_as_any_step_does() -> None:
     cost = finding("OPT041", 0.026, of_ms=1650).cost
     assert cost is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -17,7 +18,9 @@ from torchtriage.core.units import format_count, format_ms, format_range
 from torchtriage.core.version import __version__
 from torchtriage.diagnose.runs.account import (
     COLLECTION,
+    OPERATORS,
     SampledLoop,
+    line_of,
     longer_loop,
     outside,
     run_account,
@@ -28,7 +31,7 @@ from torchtriage.diagnose.runs.backward_lines import backward_lines
 from torchtriage.diagnose.runs.backward_passes import backward_passes
 from torchtriage.diagnose.runs.compile_findings import compile_findings
 from torchtriage.diagnose.runs.configuration import configuration
-from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_looks, of_share
+from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_looks, of_share, severity_of
 from torchtriage.diagnose.runs.flame import flame_bars
 from torchtriage.diagnose.runs.hot_lines import HOT_LINE, PYTHON_LOOP, growing_step, hot_lines
 from torchtriage.diagnose.runs.loaders import (
@@ -214,6 +217,9 @@ def _at_its_cause(finding: Finding, view: SourceView) -> Finding:
 
 
 ROWS, FLOAT64, GARBAGE, UNREAD_ROWS = "LCH017", "CPY012", "HST021", "KRN075"
+MOST_LINES = 5
+PYTHON_SURELY = 0.3
+"""What is surely saved of Python that waits for nothing, where the looks do not say what it does."""
 ROWS_SURELY = 0.5
 """What working on all rows at once surely gives back of a loop over them; at most it is all of it."""
 
@@ -249,6 +255,8 @@ def _of_the_loop(
             error = counting_error(share, len(loop.seen))
             low, high = ROWS_SURELY * max(share - error, 0.0), min(share + error, 1.0)
             return replace(finding, cost=of_looks(cost, low, high, step_ms, "share of looks at the stack in this loop"))
+    if finding.code == PYTHON_LOOP.code and frame is not None and not frame.exact:
+        return _at_its_python(finding, frame, loop, step_ms)
     if finding.code == FLOAT64 and frame is not None and _asks_for_float64(finding, view, frame.file):
         # on purpose, it seems: asked about, and nothing promised
         cost = replace(cost, low_ms=0.0, share_low=0.0, together_ms=None)
@@ -258,6 +266,31 @@ def _of_the_loop(
         whole = of_share(cost, low, high, step_ms, f"{cost.method}; in proportion to all of the loop")
         return replace(finding, cost=replace(whole, calibration=cost.calibration))
     return finding
+
+
+def _at_its_python(finding: Finding, frame: Frame, loop: SampledLoop, step_ms: float) -> Finding:
+    """Return what waits for Python at the line of its function that most looks saw, at no more than they saw of it.
+
+    The profiler makes each call of Python longer, of all of which stacks are recorded.
+    """
+    cost, lines, where = finding.cost, Counter[int](), (file_name(frame.file), frame.function)
+    for item in loop.seen:
+        at = [line for file, function, line in map(line_of, item.chain) if (file_name(file), function) == where]
+        if at and item.kind != OPERATORS:
+            lines[at[0]] += item.weight_ns
+    if cost is None or not lines.total():
+        return finding
+    share = lines.total() / loop.judged_ns
+    error, most = counting_error(share, len(loop.seen)), sorted(lines, key=lambda line: -lines[line])
+    high = min(share + error, cost.share_high)
+    low = min(PYTHON_SURELY * max(share - error, 0.0), cost.share_low)
+    hot = replace(frame, line=most[0], exact=True, lines=tuple(most[:MOST_LINES]))
+    return replace(
+        finding,
+        place=replace(finding.place, frame=hot, stack=(hot, *finding.place.stack[1:])),
+        cost=of_looks(cost, low, high, step_ms, "share of looks at the stack in this function"),
+        severity=severity_of(low, high),
+    )
 
 
 def _asks_for_float64(finding: Finding, view: SourceView, file: str) -> bool:
@@ -292,7 +325,7 @@ def _merged(known: Sequence[Finding], found: Sequence[Finding]) -> tuple[Finding
     """Return both, without what the stack looks report better, and without a bare line that a pattern explains."""
     named = {finding.code for finding in found}
     others = [
-        _at_its_line(finding, found)
+        finding
         for finding in known
         if not (finding.code in REPLACED and finding.code in named)
         and not (finding.code == UNREAD_ROWS and UNREAD.code in named)
@@ -339,18 +372,6 @@ def _named_better(finding: Finding, found: Sequence[Finding]) -> bool:
         if other.cost is not None and other.place.frame is not None
         if (file_name(other.place.frame.file), other.place.frame.function) == (file_name(frame.file), frame.function)
     )
-
-
-def _at_its_line(finding: Finding, found: Sequence[Finding]) -> Finding:
-    """Return what waits for Python with the line that most looks saw in its function, where a trace knows none."""
-    frame = finding.place.frame
-    if finding.code != PYTHON_LOOP.code or frame is None or frame.exact:
-        return finding
-    for hot in (other.place.frame for other in found if other.code == HOT_LINE.code):
-        if hot is not None and (file_name(hot.file), hot.function) == (file_name(frame.file), frame.function):
-            place = replace(finding.place, frame=hot, stack=(hot, *finding.place.stack[1:]))
-            return replace(finding, place=place)
-    return finding
 
 
 def _fetches(finding: Finding) -> bool:

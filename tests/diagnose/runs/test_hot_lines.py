@@ -492,3 +492,13 @@ def test_what_computes_element_by_element() -> None:
     assert elementwise(_loop("for i in range(9):\n  out[i] = 3"))
     assert elementwise(_loop("for value in values:\n  out.append(value * 2)"))
     assert not elementwise(_loop("for item in items:\n  item.run()"))
+
+
+@pytest.mark.parametrize(
+    ("body", "by_element"),
+    [("total = total + scale(x[i])", True), ("points = turn(*sweeps[i], angle)", False), ("model(batch)", False)],
+)
+def test_what_is_spread_out_is_no_element(body: str, by_element: bool) -> None:
+    (loop,) = ast.parse(f"for i in rows:\n    {body}").body
+    assert isinstance(loop, ast.For)
+    assert elementwise(loop) == by_element

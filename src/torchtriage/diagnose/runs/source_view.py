@@ -408,14 +408,18 @@ def dotted(node: ast.expr) -> str:
 
 
 def elementwise(loop: Loop) -> bool:
-    """Whether a loop's body computes on single elements: indexes by the loop's variable, or does arithmetic on it."""
+    """Whether a loop's body computes on single elements: indexes by the loop's variable, or does arithmetic on it.
+
+    What is spread out as arguments (``turn(*sweeps[k])``) is an item of several parts.
+    """
     if isinstance(loop, ast.While):
         return False
     names = {name for head in _heads(loop) for name in names_in(head.target)}
     bodies = loop.body if isinstance(loop, ast.For | ast.AsyncFor) else [loop]
     for body in bodies:
+        spread = [node.value for node in ast.walk(body) if isinstance(node, ast.Starred)]
         for node in ast.walk(body):
-            if isinstance(node, ast.Subscript) and names & names_in(node.slice):
+            if isinstance(node, ast.Subscript) and names & names_in(node.slice) and node not in spread:
                 return True
             if isinstance(node, ast.BinOp | ast.Compare | ast.AugAssign) and names & names_in(node):
                 return True

@@ -46,6 +46,13 @@ def test_a_rank_late_once_is_no_straggler() -> None:
     assert judged(records(job(late=once, n_steps=7)))[1] is None
 
 
+def test_a_rank_late_by_what_its_batches_are_is_late() -> None:
+    often = [{2: late} for late in (0.0, 100.0, 3000.0, 9000.0, 1500.0, 7000.0, 4000.0, 400.0, 6000.0, 2500.0)]
+    _, found = judged(records(job(late=often, n_steps=10)))
+    assert found is not None
+    assert found.position == 2
+
+
 def test_a_job_without_collectives_has_none_to_compare() -> None:
     builders = job(late={1: 4000})
     for builder in builders:

@@ -151,7 +151,7 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     gain = spared_ns(ranks, matches, waits, worst).min(axis=0)[waits.steady]
     mean = waits.blame_ns[worst, waits.steady]
     low, middle, _ = median_interval(gain)
-    if middle < MIN_SHARE * waits.step_ns or low < MIN_SHARE * waits.step_ns / 2:
+    if middle < MIN_SHARE * waits.step_ns or low <= 0:
         return None
     own = own_ns(ranks, waits)
     others = np.delete(own, worst, axis=0)

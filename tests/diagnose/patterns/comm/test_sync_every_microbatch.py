@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from builder import TraceBuilder
 
+from torchtriage.diagnose.patterns.comm import many_small_collectives, sync_every_microbatch
 from torchtriage.diagnose.patterns.comm.sync_every_microbatch import find
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
@@ -101,3 +102,7 @@ def test_sharded_is_a_hint_because_of_memory(forward):
     assert claim.certainty == "hint"
     assert claim.gain_low == 0.0
     assert "FSDP" in claim.fix.code
+
+
+def test_small_messages_of_every_micro_batch_are_first_those_of_every_micro_batch():
+    assert sync_every_microbatch.PATTERN.order < many_small_collectives.PATTERN.order

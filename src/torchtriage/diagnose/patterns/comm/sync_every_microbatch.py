@@ -25,7 +25,7 @@ from torchtriage.diagnose.patterns.comm._collectives import shorter
 from torchtriage.diagnose.patterns.comm._gradient_reduces import FORWARD, REDUCES
 
 PATTERN = Pattern.of(
-    __name__, "COM038", "Gradients are reduced after every micro-batch", order=415, needs="collectives ops"
+    __name__, "COM038", "Gradients are reduced after every micro-batch", order=407, needs="collectives ops"
 )
 FIX = Fix(
     text="Reduce with the last micro-batch only.",

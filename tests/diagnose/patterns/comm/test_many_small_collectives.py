@@ -62,6 +62,17 @@ def test_quiet_in_inference():
     assert not job(training=False).claims(find)
 
 
+@pytest.mark.parametrize(("between", "found"), [(5, 0), (1, 1)])
+def test_quiet_on_what_a_stage_sends_once_it_is_computed(between, found):
+    builder = job(between=between)
+    for event in builder.events:
+        if event["name"] == "c10d::allreduce_":
+            event["name"] = "c10d::send"
+        if event.get("args", {}).get("Collective name"):
+            event["args"]["Collective name"] = "send"
+    assert len(builder.claims(find)) == found
+
+
 def test_quiet_on_what_fsdp_gathers_for_each_unit():
     builder = job()
     for event in [event for event in builder.events if event["name"] == "c10d::allreduce_"]:

@@ -76,6 +76,12 @@ def test_stages_behind_the_last_that_is_read() -> None:
     def none_read() -> None:
         towers(x)
 
+    def read_by_numpy() -> None:
+        kept = towers(x)
+        with torch.no_grad():
+            seen = towers(x)[-1].numpy().sum()
+        (kept[-1].mean() * float(seen)).backward()
+
     (found,) = unread(step)
     assert [found["line"]] == here(step, 2)
     (row,) = found["lines"]
@@ -84,6 +90,7 @@ def test_stages_behind_the_last_that_is_read() -> None:
     assert not found["needs_grad"]
     assert not unread(all_read)
     assert not unread(none_read)
+    assert not unread(read_by_numpy)
 
 
 def test_labels_that_are_ignored_and_inference_mode() -> None:

@@ -77,7 +77,7 @@ def unread_results(notes: OperatorNotes) -> Iterator[Unread]:
     }
     step = _Backwards({key: n for key, n in notes.n_elements.items() if n and key in made}, notes.narrowed, makers)
     _reach(notes, step, makers.keys())
-    dropped = _dropped(notes, makers, step.live.keys())
+    dropped = _dropped(notes, step)
     found: dict[Line, Unread] = {}
     lines: dict[tuple[Line, Line], UnreadLine] = {}
     line_ns: Counter[Line] = Counter()
@@ -113,22 +113,22 @@ def unread_results(notes: OperatorNotes) -> Iterator[Unread]:
     yield from (unread for unread in ranked[:MOST_FOUND] if unread.share >= LEAST)
 
 
-def _dropped(notes: OperatorNotes, makers: Mapping[int, Line], reached: Collection[int]) -> dict[int, Line]:
+def _dropped(notes: OperatorNotes, step: _Backwards) -> dict[int, Line]:
     """Return the operators whose results nothing reads, by number, of lines that make others that are read, and where.
 
-    Of storages as a whole, so that nothing which is read is among them.
+    Of storages as a whole, so that nothing which is read is among them; those that are not distinguished are read.
     """
-    live = {*reached}
+    live = {*step.live}
     dead: list[int] = []
     readers: dict[Line, Line] = {}
     for number, operator in reversed([*enumerate(notes.operators)]):
-        made = {piece.storage if piece is not None else None for piece in operator.made}
-        if operator.in_backward or not made or not made <= makers.keys() or made & live:
+        made = {piece.storage if piece is not None else 0 for piece in operator.made}
+        if operator.in_backward or not made or not made <= step.n_elements.keys() or made & live:
             live |= {piece.storage for piece in operator.read if piece is not None}
             readers |= {
-                makers[piece.storage]: operator.line
+                step.makers[piece.storage]: operator.line
                 for piece in operator.read
-                if piece is not None and makers.get(piece.storage, operator.line) != operator.line
+                if piece is not None and step.makers.get(piece.storage, operator.line) != operator.line
             }
         else:
             dead.append(number)

@@ -77,7 +77,7 @@ QUESTIONS: tuple[tuple[str, str], ...] = (
         " group by device, stream order by ms desc",
     ),
     (
-        "Which collectives have no computation beside them?",
+        "Which collectives run without computation?",
         "select collective, count(*) as times, sum(dur_ns) / 1e6 as ms, sum(exposed_ns) / 1e6 as exposed_ms,"
         " sum(bytes) / 1e6 as mb from collectives group by collective order by exposed_ms desc",
     ),

@@ -287,7 +287,7 @@ BUS_BANDWIDTH = BusBandwidth(
     n_rows=2,
     n_collectives=56,
     n_unchecked=8,
-    unchecked="how much they exchange is not recorded",
+    unchecked="their sizes are not recorded",
 )
 
 

@@ -63,7 +63,7 @@ def test_a_saving_together_says_that_findings_which_are_not_shown_are_in_it() ->
 @pytest.mark.data
 def test_what_was_asked_for_of_a_job_is_that_of_its_first_rank() -> None:
     result = CliRunner().invoke(cli, ["analyze", str(DATA / "traces/distributed/dlrm_v100_8ranks"), "--by", "kernel"])
-    assert "rank 0 alone:" in result.output
+    assert "only rank 0:" in result.output
     assert "ncclKernel_AllRedu" in result.output
 
 
@@ -109,7 +109,7 @@ def test_what_was_not_checked_is_said_once_and_names_what_is_missing() -> None:
     assert "Checked: all 28 patterns." in brief(healthy())
     assert "Checked: no pattern, as nothing was recorded." in brief(replace(healthy(), checked=()))
     crashed = replace(healthy(), crashes=(Crash("HST021", "IndexError: odd"),))
-    assert "Failed, a defect of torchtriage: HST021 IndexError: odd" in brief(crashed)
+    assert "Failed, a bug in torchtriage: HST021 IndexError: odd" in brief(crashed)
 
 
 def test_limits_take_the_line_of_trust() -> None:

@@ -227,7 +227,7 @@ def test_device_time_is_a_short_table_that_hides_no_category():
     assert rows[0] == "category per step busy launches mean"
     assert rows[1] == "GEMM 15.0 ms 45 % 96 156 µs"
     assert rows[8] == "embedding, other 750 µs 2.3 %"
-    assert rows[9] == "GPU 0 is busy for 33.2 ms per step (4 steady steps); no instant counts twice."
+    assert rows[9] == "GPU 0 is busy for 33.2 ms per step (4 steady steps); overlaps count once."
     second = next(index for index, line in enumerate(lines) if line.startswith("  operator"))
     assert lines[second + 3].split()[:2] == ["outside", "operators"]
     assert all(len(line) <= 80 for line in lines)
@@ -255,11 +255,11 @@ def test_bandwidths_of_collectives_say_what_they_are_and_what_has_none():
         "all_to_allv in mesh_ep 64.0 KiB 4 4 80.0 µs 2.05 GB/s 1.54 GB/s",
     ]
     said = " ".join(text.split())
-    assert "kernels wait for other ranks too, so the link does at least that" in said
-    assert "Bus bandwidth of 8 of 56 collectives not checked: how much they exchange is not recorded." in said
+    assert "includes waiting for other ranks, so the link does at least that" in said
+    assert "Bus bandwidth of 8 of 56 collectives not checked: their sizes are not recorded." in said
     none = replace(problems().bus_bandwidth, rows=(), n_rows=0)
     said = forms.traces([replace(problems(), bus_bandwidth=none)]).plain
-    assert "Bus bandwidth not checked: how much they exchange is not recorded." in said
+    assert "Bus bandwidth not checked: their sizes are not recorded." in said
     assert "algorithm" not in said
 
 

@@ -133,9 +133,9 @@ def joint(result: Result | JobResult) -> str:
         return ""
     how = "each millisecond counted once"
     if isinstance(result, JobResult):
-        how = "at least the best of them, at most what the slowest rank can save"
+        how = "at least the largest single saving, at most what the slowest rank can save"
     elif result.recorded is not None and result.recorded.account is not None:
-        how = "at least the best of them, at most their sum"
+        how = "at least the largest single saving, at most their sum"
     return f"{saving(result.joint_cost)}, {how}"
 
 
@@ -201,7 +201,7 @@ def replayed(replay: Replay, findings: Sequence[Finding]) -> str:
     made = next((item.cost.calibration for item in findings if item.cost and item.cost.calibration), None)
     covers = f", as {format_share(made.coverage)} intervals" if made else ""
     text = (
-        f"savings are replayed{covers}; the recorded causes alone give the total to within"
+        f"savings are replayed{covers}; replaying the recorded causes gives the total to within"
         f" {format_share(max(abs(replay.strict_error), 0.001))}"
     )
     if replay.unprofiled_step_ms is not None:

@@ -275,7 +275,7 @@ def test_the_window_ends_before_the_process_gives_back_what_it_had() -> None:
     builder.call("cudaFree", 150, 20).call("cuModuleUnload", 200, 80_000)
     trace = builder.build()
     assert trace.window.end_ns == 140_000
-    assert "after it the process gives back what it had for 80.0 ms" in trace.window.basis
+    assert "after it the process spends 80.0 ms freeing what it held" in trace.window.basis
     assert not len(trace.first_use)
 
 

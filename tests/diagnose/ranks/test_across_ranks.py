@@ -375,7 +375,9 @@ def test_a_hint_where_the_fullest_rank_may_be_missing(missing: int):
     finding = found(rings(4, lambda rank: 1000.0 * (rank + 1)), without=missing)["COM067"]
     assert finding.cost is not None
     assert (finding.certainty, finding.cost.low_ms, finding.cost.grade) == ("hint", 0, "C")
-    assert "; ranks are missing or were left out: who makes the others wait may be among them" in finding.message
+    assert (
+        "; ranks are missing or were left out: the rank that makes the others wait may be among them" in finding.message
+    )
 
 
 # -- batches of unequal size ---------------------------------------------------------------------

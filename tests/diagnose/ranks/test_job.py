@@ -53,7 +53,7 @@ def test_the_straggler_is_a_finding_of_the_job() -> None:
     assert found.evidence["n_late_steps"] == found.evidence["n_judged_steps"] == 5
     assert "rank 2 comes last to the collectives with the longest waits in 5 of 5 steady steps, and" in found.message
     assert "the other 3 ranks wait: 4.00 ms of 10.9 ms per step on average" in found.message
-    assert "longer than they are in Python between the phases of the step" in found.message
+    assert "more than they do in Python between the phases of the step" in found.message
     assert found.evidence["after"].startswith("autograd::engine")
     assert result.verdict[0].startswith("4 ranks of one job, 5 common steady steps of 10.9 ms")
     assert "waiting for other ranks" in result.verdict[0]
@@ -96,7 +96,7 @@ def test_a_stretch_that_began_beside_the_device_is_named_whole_with_its_innermos
     assert (found.evidence["after"], found.evidence["before"]) == ("aten::view", "exchange")
     assert found.evidence["excess_ms_per_step"] == pytest.approx(6.0, rel=0.01)
     assert "inside # sparse, after aten::view and before exchange" in found.message
-    assert found.fix.text.startswith("Take what only this rank does there")
+    assert found.fix.text.startswith("Move what only this rank does there")
 
 
 def test_a_stall_inside_an_operator_is_no_uneven_work() -> None:
@@ -458,7 +458,7 @@ def test_the_cause_on_the_late_rank_is_told_with_it() -> None:
     sync = a_finding(4, 6, ranks=one)
     told, *rest = with_reasons([late, loader, elsewhere, sync])
     assert rest == [elsewhere, sync]
-    assert told.message == f"{late.message}; on it alone: 2 reads (DAT018)"
+    assert told.message == f"{late.message}; only on this rank: 2 reads (DAT018)"
     assert told.fix == late.fix
     assert told.also_explains == (*late.also_explains, "DAT018")
     assert told.cost == late.cost

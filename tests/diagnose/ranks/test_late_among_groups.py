@@ -149,7 +149,9 @@ def test_a_hint_where_the_late_rank_may_be_one_that_was_left_out(left_out: str) 
     assert found is not None
     assert found.cost is not None
     assert (found.certainty, found.cost.low_ms, found.cost.grade, found.severity) == ("hint", 0, "C", "low")
-    assert "; ranks are missing or were left out: who makes the others wait may be among them" in found.message
+    assert (
+        "; ranks are missing or were left out: the rank that makes the others wait may be among them" in found.message
+    )
 
 
 def test_all_together_save_up_to_as_much_as_the_late_rank() -> None:
@@ -161,7 +163,7 @@ def test_all_together_save_up_to_as_much_as_the_late_rank() -> None:
     assert late.cost is not None
     assert result.joint_cost is not None
     assert result.joint_cost.high_ms >= late.cost.high_ms > 0
-    assert result.joint_cost.method == "at least the best one; at most what the best one may save"
+    assert result.joint_cost.method == "at least the largest single saving; at most its high end"
 
 
 def test_a_hint_where_there_is_a_single_step() -> None:

@@ -238,7 +238,7 @@ def test_wrong_matches_are_found_out_by_their_ends() -> None:
     for number, kernel in enumerate(kernels):
         kernel["dur"] += 800 * (number % 2)
     _, matches = of(builders)
-    assert matches.groups[0].fault == "its matched ends lie 400 µs apart in the median"
+    assert matches.groups[0].fault == "its matched ends lie 400 µs apart at the median"
 
 
 def test_drifting_clocks_are_found_out() -> None:

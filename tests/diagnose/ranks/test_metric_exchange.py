@@ -140,7 +140,7 @@ def test_where_a_rank_is_missing_it_may_be_the_late_one():
     cost = findings["COM101"].cost
     assert cost is not None
     assert (findings["COM101"].certainty, cost.low_ms) == ("hint", 0)
-    assert "who makes the others wait may be among them" in findings["COM101"].message
+    assert "the rank that makes the others wait may be among them" in findings["COM101"].message
     assert not findings["COM101"].also_explains
 
 

@@ -79,7 +79,7 @@ def test_micro_batches_one_after_another_are_told_that_stages_could_overlap() ->
     assert pipe.books_share == pytest.approx(2 / 3, abs=1e-6)
     found = codes(result)["COM062"]
     step_ms = result.step_ms
-    assert found.fix.text.endswith("1F1B.")
+    assert found.fix.text.endswith("a 1F1B schedule.")
     # 1F1B takes 8 of what takes 18 now
     assert found.evidence["saved_ms"]["1F1B"] == pytest.approx(step_ms * 10 / 18, rel=0.05)
 

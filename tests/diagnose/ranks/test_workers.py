@@ -214,7 +214,7 @@ def test_one_bad_rank_never_ends_the_rest(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "ray", FakeRay(lost))
     report = tt.analyze_ranks(files, engine=engine, processes=1)
     texts = {str(error.where): str(error) for error in report.unreadable}
-    assert "a defect of torchtriage, KeyError" in texts.pop(files[2])
+    assert "a bug in torchtriage, KeyError" in texts.pop(files[2])
     assert "trace" in texts.pop(files[1])
     if engine == "ray":
         assert "node" in texts[files[3]]

@@ -253,7 +253,7 @@ def test_questions(text: str, target: str, factor: float, name: str) -> None:
     [
         ("", "expected a question"),
         ("gpu", "expected one factor"),
-        ("gpx*0.5", "nothing is called 'gpx'"),
+        ("gpx*0.5", "unknown what-if target 'gpx'"),
         ("gpu*", "expected a question"),
         ("gpu*-1", "expected a question"),
         ("gpu=0.5", "only =0 can be asked"),

@@ -131,8 +131,8 @@ def test_half_a_step_at_a_line_is_a_finding_there(
     ("lines", "says"),
     [
         (("clean(batch)", "total = value"), "one operation on the whole array"),
-        (("smooth(batch)", "last = last"), "Each turn needs the result of the one before"),
-        (("walk(batch)", "graph = graph.next"), "Look at what each turn of this loop does"),
+        (("smooth(batch)", "last = last"), "Each iteration needs the previous result"),
+        (("walk(batch)", "graph = graph.next"), "Look at what each iteration does"),
         (("total = len(batch)",), "Look at what this line does"),
     ],
 )
@@ -173,7 +173,7 @@ def test_no_line_saves_more_than_is_found_there(
     assert finding.cost is not None
     error = (most * (1 - most) / 48) ** 0.5
     assert finding.cost.high_ms == pytest.approx(10 * (most + error), abs=0.1)
-    with_all = f"; up to {format_ms(finding.cost.high_ms)} with {says}the error of counting"
+    with_all = f"; up to {format_ms(finding.cost.high_ms)} with {says}the sampling error"
     assert finding.message.endswith(with_all) == bool(says)
 
 
@@ -189,7 +189,7 @@ def test_a_loop_is_looked_up_in_its_own_file(tmp_path: Path, monkeypatch: pytest
     (finding,) = [finding for finding in found(built) if finding.code == "HST020"]
     assert "a loop in Python (lines 7-8 of train.py)" in finding.message
     assert "in follow(), helpers.py:1, called from line 8 of train.py; up to" in finding.message
-    assert finding.message.endswith(" with the rest of the loop and the error of counting")
+    assert finding.message.endswith(" with the rest of the loop and the sampling error")
 
 
 def test_a_library_that_sleeps_is_no_python(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_file_is_kept_or_read_ahead_or_both_are_said(tmp_path: Path, reads: st
         built.look(line, below=("numpy/lib/npyio.py:load",), ms=5)
         built.step()
     (finding,) = [finding for finding in found(built) if finding.code == "HST101"]
-    begins = {"another": "Each step reads another", "same": "Open once", "unknown": "If it is the same file"}
+    begins = {"another": "Each step reads another", "same": "Open files once", "unknown": "If it is the same file"}
     assert finding.fix.text.startswith(begins[advice])
     assert finding.certainty == ("certain" if advice == "same" else "likely")
 

@@ -108,7 +108,13 @@ def test_problems_with_costs_or_files_or_fixes_of_their_own_stay_apart() -> None
 
 
 def test_a_needless_graph_takes_in_the_memory_that_grows_because_it_is_kept() -> None:
-    graph = at("CFG043", 21, 0.1, severity="low", message="62 of 62 operators; the memory that it keeps is not priced")
+    graph = at(
+        "CFG043",
+        21,
+        0.1,
+        severity="low",
+        message="62 of 62 operators; the cost of the memory it keeps is not estimated",
+    )
     growth = at("MEM029", 30, 0.1, evidence={"bytes_per_step": 34 << 20})
     (seen,) = one_of_each_cause([growth, graph])
     assert (seen.code, seen.severity, seen.also_explains) == ("CFG043", "medium", ("MEM029",))

@@ -51,7 +51,7 @@ def test_the_share_of_the_lines_that_is_for_nothing(tmp_path: Path) -> None:
     assert (frame.line, frame.lines) == (3, (3, 4))
     assert cost.naive_ms == pytest.approx(0.9 * 5.5, rel=0.02)
     assert 0.5 * cost.naive_ms < cost.low_ms < 0.65 * cost.naive_ms
-    assert "90 % of the operators' work at train.py:3, 4 is for what nobody reads" in finding.message
+    assert "90 % of the operators' work at train.py:3, 4 is never read" in finding.message
     assert finding.message.endswith("line 5 reads the rest")
     assert finding.evidence["read_at"] == "train.py:5"
 

@@ -71,12 +71,12 @@ def test_operations_and_groups_are_rows_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"In msg nelems": None}, "how much they exchange"),
-        ({"dtype": None}, "how much they exchange"),
+        ({"In msg nelems": None}, "their sizes"),
+        ({"dtype": None}, "their sizes"),
         ({"Process Group Ranks": None}, "size of their process group"),
         ({"Process Group Ranks": None, "Collective name": "all_gather"}, "size of their process group"),
-        ({"Collective name": "send"}, "not counted for their operations"),
-        ({"Collective name": "gather"}, "not counted for their operations"),
+        ({"Collective name": "send"}, "not computed for their operations"),
+        ({"Collective name": "gather"}, "not computed for their operations"),
     ],
 )
 def test_what_is_not_recorded_is_not_checked(changed: dict[str, Any], reason: str) -> None:

@@ -274,8 +274,9 @@ def test_a_file_of_communication_alone_was_filtered() -> None:
     nccl = "ncclDevKernel_Generic(ncclDevComm*)"
     note = notes(of(nccl, nccl, nccl).build())["missing-kernels"]
     assert note.level == "warn"
-    assert note.message.startswith("communication is all that the file shows")
-    assert "is not known: communication is all" in diagnose(of(nccl, nccl, nccl).build()).verdict[0]
+    assert note.message.startswith("the file shows only communication")
+    verdict = diagnose(of(nccl, nccl, nccl).build()).verdict[0]
+    assert "is unknown in one window of 2.10 ms: the file shows only communication" in verdict
     assert level(of(nccl, "gemm", nccl).build(), "missing-kernels") is None
     assert level(of(nccl, nccl, nccl).op("aten::mm", 1, 30).build(), "missing-kernels") is None
 

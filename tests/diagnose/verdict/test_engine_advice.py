@@ -58,7 +58,11 @@ DECODE = "execute_context_0(0)_generation_8(8)"
         ),
         ("step[DECODE bs=8]", r"without --disable-cuda-graph, and with a --cuda-graph-max-bs.*8 requests"),
         ("step[EXTEND bs=2 toks=900]", r"without --disable-piecewise-cuda-graph.*900 tokens"),
-        ("[Executor] _forward_step 1: 0 ctx reqs, 8 gen reqs", r"cuda_graph_config whose max_batch_size.*8 requests a"),
+        (
+            "[Executor] _forward_step 1: 0 ctx reqs, 8 gen reqs",
+            r"cuda_graph_config with a max_batch_size.*8 requests"
+            " a",
+        ),
         ("[Executor] _forward_step 1: 2 ctx reqs, 0 gen reqs", r"piecewise graphs in prefill"),
         # no setting of this engine is known here
         ("decode[bs=8 tok=8 d=8]", r"For those who develop ATOM or the model"),

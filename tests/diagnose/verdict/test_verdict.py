@@ -133,7 +133,7 @@ def test_idle_time_that_no_pattern_explains_is_said_and_never_healthy(install: I
 def test_idle_time_beside_a_finding_without_time_is_said(install: Install) -> None:
     install(entry("TST001", claim(always=True, time_class="none", certainty="certain")))
     assert diagnose(steps().build()).verdict[1] == (
-        "No finding explains that the device stands idle for 60 % of a step."
+        "No finding explains why the device stands idle for 60 % of a step."
     )
 
 
@@ -257,15 +257,15 @@ def test_nor_that_nothing_ran_beside_communication(install: Install) -> None:
     install(entry("TST001", claim((60_000, 90_000), time_class="comm", certainty="likely", always=True)))
     (finding,) = diagnose(_blind_wait()).findings
     assert finding.certainty == "hint"
-    assert finding.message.endswith("; GPU rows may be missing, also of what ran beside it")
+    assert finding.message.endswith("; GPU rows may be missing, including those of overlapping work")
 
 
 def test_how_busy_a_device_is_is_not_said_where_rows_are_missing(install: Install) -> None:
     install(entry("TST001"))
     result = diagnose(_blind_wait())
-    assert "busy" not in result.verdict[0].replace("How busy", "")
+    assert "busy" not in result.verdict[0]
     assert result.verdict[0].startswith(
-        "How busy NVIDIA H100 is in 3 steady steps of 50.0 ms is not known: the host waits"
+        "Utilisation of NVIDIA H100 is unknown in 3 steady steps of 50.0 ms: the host waits"
     )
     assert result.verdict[2].startswith("Limited trust: device time is not judged")
     assert result.summary is not None

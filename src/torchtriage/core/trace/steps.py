@@ -523,7 +523,7 @@ def _whole(trace: Trace, basis: str, end: RowsEnd | None = None) -> Window:
         why = f"after {format_ns(ready_ns - first)} in which the profiler started; {why}"
     behind = int(trace.dur_ns[given_back(trace)].sum())
     if end is None and behind > GIVEN_BACK_NS:
-        basis += f"; after it the process gives back what it had for {format_ns(behind)}"
+        basis += f"; after it the process spends {format_ns(behind)} freeing what it held"
     return Window(begin_ns, last, f"{why}{basis}", ready_ns)
 
 

@@ -229,8 +229,8 @@ _LAUNCHED = (
 
 _CLASSES = (
     ("compute_ns", "computation on the main device"),
-    ("comm_only_ns", "communication with no computation beside it"),
-    ("copy_only_ns", "copies with neither beside them"),
+    ("comm_only_ns", "communication without computation"),
+    ("copy_only_ns", "copies with neither running"),
     ("idle_host_late_ns", "idle: the host launched too late"),
     ("idle_queued_ns", "idle although work was queued"),
     ("idle_unknown_ns", "idle: the launch is not recorded, or nothing follows"),

@@ -163,8 +163,8 @@ def drift_notes(attribution: ChangeAttribution) -> Iterator[Note]:
         yield Note(
             "machine-state",
             "warn",
-            f"{what} that did the same work took {factor:.2f} times as long after: another state"
-            f" of the machine (clocks, neighbours, threads), so {domain} times count as"
+            f"{what} that did the same work took {factor:.2f} times as long after: the machine"
+            f" was in another state (clocks, neighbours, threads), so {domain} times count as"
             f" changed only beyond {attribution.slack[domain]:.2f} times",
             "record both runs one after the other on an otherwise idle machine",
             {"domain": domain, "drift": round(factor, 4), "slack": round(attribution.slack[domain], 4)},
@@ -195,7 +195,7 @@ def _refusal(reasons: tuple[Unlike, ...]) -> tuple[str, str, str]:
     more = "; ".join(other.message for other in others)
     return (
         f"Not comparable: {first.message}.",
-        f"Also: {more}." if more else "There is no other reason.",
+        f"Also: {more}." if more else "This is the only reason.",
         f"{first.fix[:1].upper()}{first.fix[1:]}.",
     )
 
@@ -239,7 +239,7 @@ def _causes(attribution: ChangeAttribution) -> str:
 SPLIT_WORDS = {
     "host": "waiting for the host",
     "kernels": "work of the same operators",
-    "alone": "work of operators without a partner",
+    "alone": "work of operators found in one run only",
     "idle": "other idle time",
 }
 

@@ -183,9 +183,9 @@ def _rows(before: Workload, after: Workload) -> Iterator[Unlike]:
     lacking = [note for note in sides if note is not None]
     if len(lacking) == 1:
         side, whole = ("before", "after") if sides[0] else ("after", "before")
-        message = f"rows are missing in the run {side}, not in the one {whole}: what was not recorded is not saved"
+        message = f"rows are missing in the run {side}, not in the one {whole}: missing rows are no saving"
     elif any(note.code == EARLY_END for note in lacking):
-        message = "rows are missing in both runs: what they show need not be the same work"
+        message = "rows are missing in both runs: they may not show the same work"
     else:
         return
     first, second = (note.message if note else "" for note in sides)
@@ -208,7 +208,7 @@ def _device(before: Workload, after: Workload) -> Iterator[Unlike]:
 
 def _device_text(run: Workload) -> str:
     if not run.n_devices:
-        return "the CPU alone" if run.vendor == "cpu" else f"{run.vendor} without device rows"
+        return "the CPU only" if run.vendor == "cpu" else f"{run.vendor} without device rows"
     name = run.device or f"a device of kind {run.vendor}"
     return name if run.n_devices == 1 else f"{run.n_devices} x {name}"
 

@@ -69,7 +69,7 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
     "gpu": (
         lambda trace: not trace.origin.accelerator,
         "NVIDIA or AMD GPU",
-        "cannot be recorded: what these ask of a device is known for those GPUs alone",
+        "not possible: these patterns only know NVIDIA and AMD GPUs",
     ),
     "collectives": (
         lambda trace: bool(trace.devices) or (trace.is_host_only and bool(host_collectives(trace).any())),
@@ -103,7 +103,7 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
     "shapes": (lambda trace: trace.has_shapes, "input shapes", "profile(record_shapes=True, ...)"),
     "statistics": (
         lambda trace: trace.has_shapes or (bool(trace.devices) and inference_phase(trace) is not None),
-        "input shapes (on a GPU for training alone)",
+        "input shapes (on a GPU only for training)",
         "profile(record_shapes=True, ...)",
     ),
     "stacks": (lambda trace: trace.has_stacks, "Python stacks", "profile(with_stack=True, ...)"),
@@ -282,7 +282,7 @@ def _plugged_in() -> Iterator[ModuleType]:
 
     for point in metadata.entry_points(group=GROUP):
         where = f"entry point {point.name!r} of {point.dist.name if point.dist else point.value}"
-        hint = f"uninstall the package, or mend it: {GROUP!r} names modules, as in docs/how-to-add.md"
+        hint = f"uninstall the package, or fix it: {GROUP!r} names modules, as in docs/how-to-add.md"
         try:
             module = point.load()
         except Exception as error:  # whatever a foreign module does when it is imported

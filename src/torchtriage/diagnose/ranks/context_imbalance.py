@@ -47,7 +47,7 @@ def context_imbalance(job: RanksTogether) -> Finding | None:
         job,
         "COM067",
         f"attention takes longer from rank to rank ({by_rank}) while everything else is alike, as when a causal mask is"
-        f" split into whole stretches; the ranks with less of it wait: {format_ns(high)} of {format_ns(step_ns)} per"
+        f" split into contiguous chunks; the ranks with less of it wait: {format_ns(high)} of {format_ns(step_ns)} per"
         f" step, {format_share(high / step_ns)}",
         {
             "attention_ms_by_rank": [round(float(value) / 1e6, 6) for value in attention[:64].tolist()],

@@ -85,7 +85,7 @@ def expert_skew(job: RanksTogether) -> Finding | None:
         job,
         "COM064",
         f"before {len(ratios)} all-to-alls the experts {who} have {np.median(ratios):.2f} times the mean number of"
-        f" elements in the median, and come last after computing for longer; the others wait: {format_ns(middle)} of"
+        f" elements at the median, and come last after computing for longer; the others wait: {format_ns(middle)} of"
         f" {format_ns(job.waits.step_ns)} per step, {format_share(middle / job.waits.step_ns)}",
         {
             "hot_rank": job.numbers[int(counts.argmax())],

@@ -99,7 +99,7 @@ def role_by_exchange(exchanged: Exchanged) -> Role:
     if number.get("send", 0) + number.get("recv", 0) + number.get("sendrecv", 0) > MOST * whole:
         return _by_sends(exchanged)
     if number.get("alltoall", 0) > MOST * whole:
-        return Role(UNKNOWN, "", "mostly all-to-alls: experts, context and embedding tables exchange so")
+        return Role(UNKNOWN, "", "mostly all-to-alls, as for experts, context and embedding tables")
     if not exchanged.phased:
         return Role(UNKNOWN, "", "no name, and which part of the step enqueued its collectives is not recorded")
     reduced = _bytes(kinds, "allreduce", "reducescatter")
@@ -109,12 +109,12 @@ def role_by_exchange(exchanged: Exchanged) -> Role:
     if early >= MIN_FORWARD * reduced and exchanged.repeated >= N_REPEATED:
         return Role("TP", "collectives", "reduces again and again in the forward pass, as tensor parallelism does")
     if _bytes(kinds, "alltoall") > FEW * reduced:
-        return Role(UNKNOWN, "", "all-to-alls beside reductions: experts, context and embedding tables exchange so")
+        return Role(UNKNOWN, "", "all-to-alls and reductions, as for experts, context and embedding tables")
     if early <= (1 - MIN_GRADIENTS) * reduced:
         if _bytes(kinds, "reducescatter") > MOST * reduced and _bytes(kinds, "allgather") > 0:
             return Role("DP", "collectives", "gathers parameters and scatters gradients, as FSDP does")
-        return Role("DP", "collectives", "reduces outside the forward pass alone, as gradients are")
-    return Role(UNKNOWN, "", "no name, and what it reduces is neither activations nor gradients alone")
+        return Role("DP", "collectives", "reduces only outside the forward pass, as gradients are")
+    return Role(UNKNOWN, "", "no name, and what it reduces is neither only activations nor only gradients")
 
 
 def _by_sends(exchanged: Exchanged) -> Role:
@@ -123,7 +123,7 @@ def _by_sends(exchanged: Exchanged) -> Role:
     totals = [sends + receives for sends, receives in exchanged.by_rank]
     if one_way or (len(totals) > 2 and max(totals) >= 1.5 * min(totals) > 0):
         return Role("PP", "collectives", "sends and receives that differ between the ends and the middle, as stages do")
-    return Role(UNKNOWN, "", "sends and receives alone: stages of a pipeline or a ring of context")
+    return Role(UNKNOWN, "", "only sends and receives: stages of a pipeline or a ring of context")
 
 
 def _bytes(kinds: dict[str, tuple[float, float]], *names: str) -> float:

@@ -112,7 +112,7 @@ def judge(
                     "no-rank-late",
                     "info",
                     f"ranks wait for each other for up to {format_ms(max(wait_ms))} of {format_ms(step_ms)} per step;"
-                    " none is late throughout",
+                    " no rank is late throughout",
                     evidence={"wait_ms": round(max(wait_ms), 6)},
                 )
             )
@@ -342,8 +342,8 @@ def _own_notes(
             Note(
                 "clock-offset",
                 "info",
-                f"the clocks of the ranks lie up to {format_ns(int(np.ptp(matches.offset_ns)))} apart: aligned on"
-                " the ends of what they exchange",
+                f"the clocks of the ranks are up to {format_ns(int(np.ptp(matches.offset_ns)))} apart: aligned on"
+                " the ends of their collectives",
                 evidence={"offset_ns": {str(numbers[at]): int(matches.offset_ns[at]) for at in moved[:64].tolist()}},
             )
         )
@@ -400,7 +400,7 @@ def _own_notes(
                 "warn",
                 f"the first collective of the recording lasts up to {format_ns(first)} longer on"
                 " some ranks: the profiler did not start everywhere at once; that is in the step"
-                " and its communication, and not taken for waiting",
+                " and its communication, and not counted as waiting",
                 "record 5 or more steps: the first is then left out",
                 {"wait_ns": first},
             )
@@ -503,7 +503,7 @@ def _together(
     high = min(sum(cost.high_ms for cost in costs), min(ceilings), step_ms)
     best = max(cost.high_ms for cost in costs)
     # all of them give no less than any
-    most = "what the slowest rank could save" if high >= best else "what the best one may save"
+    most = "what the slowest rank could save" if high >= best else "its high end"
     high = max(high, best)
     bound = Cost.of(
         low,
@@ -512,7 +512,7 @@ def _together(
         sum(cost.naive_ms for cost in costs),
         per=costs[0].per,
         basis="bounded",
-        method=f"at least the best one; at most {most}",
+        method=f"at least the largest single saving; at most {most}",
         grade="C",
     )
     if joint is None:

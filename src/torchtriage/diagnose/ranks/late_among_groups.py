@@ -41,13 +41,13 @@ _WHERE = {"loader": "of the loader", "forward": "of the forward pass", "backward
 _WHERE |= {"optimizer": "of the optimizer", "between": "between the phases"}
 _STACKS = "profile(with_stack=True)  # on this rank: names the lines"
 _ADVICE = {
-    "loader": ("Give this rank's loader what the others have: its share of the data, workers and cores.", _STACKS),
+    "loader": ("Give this rank's loader the same share of data, workers and cores as the others.", _STACKS),
     "device": (
         "Compare the sizes of this rank's batches with the others'; where they are equal, the clock, the power and the"
         " temperature of its device.",
         "# on its host\n# nvidia-smi -q -d CLOCK,POWER,TEMPERATURE,PERFORMANCE",
     ),
-    "host": ("Take out of the step what only this rank does on its host, or let all ranks share it.", _STACKS),
+    "host": ("Move what only this rank does on its host out of the step, or let all ranks share it.", _STACKS),
 }
 
 

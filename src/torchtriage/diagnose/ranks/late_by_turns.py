@@ -48,8 +48,8 @@ def late_by_turns(job: RanksTogether) -> Finding | None:
     return job_finding(
         job,
         "COM069",
-        f"ranks are late by turns: the one with the largest inputs, {spread} above the mean in the median step, is the"
-        f" last, and the others wait for {format_ns(waited)} of {format_ns(step_ns)} per step in the mean,"
+        f"ranks take turns being late: the one with the largest inputs, {spread} above the mean in the median step, is"
+        f" the last, and the others wait for {format_ns(waited)} of {format_ns(step_ns)} per step on average,"
         f" {format_share(waited / step_ns)}",
         {
             "steps_the_largest_is_last": int(is_largest.sum()),

@@ -386,5 +386,5 @@ def _judged(ranks: Sequence[RankRecord], matched: GroupMatch, offset_ns: Ints) -
                 " before another has come: other collectives, or clocks that drift"
             )
         elif device and float(np.median(skew)) > END_SKEW_NS:
-            fault = f"its matched ends lie {format_ns(float(np.median(skew)))} apart in the median"
+            fault = f"its matched ends lie {format_ns(float(np.median(skew)))} apart at the median"
     return replace(matched, start_ns=start, end_ns=end, end_skew_ns=skew, fault=fault)

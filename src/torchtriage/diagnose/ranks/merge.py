@@ -109,11 +109,7 @@ def _merged(
         severity = severity_of(cost, chosen.certainty)
         if cost.high_ms == 0:
             severity = "note"
-            gains = (
-                "one of the ranks gains nothing from it"
-                if len(by_rank) == len(numbers)
-                else "no other rank waits for it"
-            )
+            gains = "one of the ranks gains nothing" if len(by_rank) == len(numbers) else "no other rank waits for it"
             message += f"; {gains}, so the job's step stays as long"
     return replace(
         chosen,

@@ -72,9 +72,9 @@ def metric_exchange(job: RanksTogether) -> Finding | None:
         job,
         EXCHANGES,
         f"{format_count(float(counts.max()), 'exchange')} of a few numbers ({', '.join(names)}) in the middle of the"
-        f" step: at each, all ranks wait for whichever is last, one or another, for {format_ns(waited)} of"
-        f" {format_ns(step_ns)} per step in the mean, {format_share(waited / step_ns)}; without, most of it evens out"
-        " over the step",
+        f" step: at each, all ranks wait for whichever is last, for {format_ns(waited)} of"
+        f" {format_ns(step_ns)} per step on average, {format_share(waited / step_ns)}; without them, most of it evens"
+        " out over the step",
         {
             "n_exchanges_per_step": round(float(counts.max()), 3),
             "exchanges_share_of_step": round(waited / step_ns, 6),

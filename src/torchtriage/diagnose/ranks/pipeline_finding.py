@@ -62,11 +62,11 @@ def _bubble(bubble: Bubble, alike: Sequence[Bubble], numbers: Sequence[int], ste
     # passes that are cut smaller take more than their part, which was not measured
     low_ns, high_ns = min(most, *gains.values()) / 2, min(most, max(gains.values()))
     books = f", by the schedule's formula {format_share(bubble.books_share)}" if bubble.books_share is not None else ""
-    what = "; ".join(f"{name} would give back {format_ns(min(gain, most))}" for name, gain in gains.items())
+    what = "; ".join(f"{name} would save {format_ns(min(gain, most))}" for name, gain in gains.items())
     share = bubble.share
     return _finding(
         BUBBLE,
-        "Ranks wait for each other as the pipeline's schedule has it",
+        "Ranks wait for each other because of the pipeline's schedule",
         f"{_pipeline(bubble, alike)} ({made.schedule}, {format_count(m, 'micro-batch', 'micro-batches')}): a rank"
         f" stands idle for {format_ns(float(bubble.bubble_ns.mean()))} of its {format_ns(float(bubble.span_ns.mean()))}"
         f" per step ({format_share(share)}) until another stage is done; equal stages in this order would for"
@@ -152,7 +152,7 @@ def _imbalance(
     more, why = _why(ranks, made.members, place)
     return _finding(
         IMBALANCE,
-        f"Stages of a pipeline are not equally long: rank {rank}'s takes longest",
+        f"Pipeline stages are uneven: rank {rank}'s takes longest",
         f"{_pipeline(bubble, alike)} ({made.schedule}): {name} on rank {rank} {'take' if len(stages) > 1 else 'takes'}"
         f" {format_ns(longest_ns)} for a micro-batch, forward and back, those of the other ranks"
         f" {format_ns(usual_ns)} on average; {why}; with equal stages a step would be {format_ns(gain_ns)} shorter",

@@ -151,7 +151,7 @@ def _finding(job: RanksTogether, slow: _Slow, *others: _Slow) -> Finding:
         SLOW_LINK,
         f"{_named(job, slow)}: {name} of {format_count(nelems, 'element')} takes {slow.times:.1f}"
         f" times as long as in {format_count(slow.n_equal, 'equal group')}, {format_ns(slow.excess_ns)} more per step,"
-        f" {format_share(slow.exposed_ns / max(slow.excess_ns, 1.0))} of it with nothing computed beside it"
+        f" {format_share(slow.exposed_ns / max(slow.excess_ns, 1.0))} of it exposed"
         f"{'; also slow: ' if also else ''}{', '.join(also)}",
         {
             "group": match.group.name,

@@ -58,7 +58,7 @@ def straggler_finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late:
     if n < 2 or (n < 3 and not (cause is not None and cause.everywhere and cause.excess_ns >= MOST * middle_ns)):
         hint = f"only {n} step{'s' * (n > 1)} to compare with"
     elif not late.reaches_all:
-        hint = "its groups do not hold all ranks, and waiting handed on between groups is not"
+        hint = "its groups do not include all ranks, and waiting passed on between groups is not"
         hint += " followed"
         low_ns = 0.0
     elif any(rank.n_point_to_point for rank in ranks):
@@ -134,16 +134,18 @@ def in_doubt(waited: Finding) -> Finding:
     if waited.cost is None or (waited.code == STRAGGLER and "late_rank" not in waited.evidence):
         return waited
     cost = replace(waited.cost.saving(0.0, waited.cost.high_ms), basis="bounded", grade="C")
-    message = f"{waited.message}; ranks are missing or were left out: who makes the others wait may be among them"
+    message = (
+        f"{waited.message}; ranks are missing or were left out: the rank that makes the others wait may be among them"
+    )
     return replace(waited, message=message, cost=cost, severity=severity_of(cost, "hint"), certainty="hint")
 
 
 def _why(cause: StragglerCause | None, *, device: bool) -> str:
     if cause is None:
-        return "what it does longer than they do was not recorded"
+        return "what takes it longer was not recorded"
     time = format_ns(cause.excess_ns)
     if cause.phase == "loader":
-        return f"before that it is {time} longer than they are in its data loader"
+        return f"before that it spends {time} more than they do in its data loader"
     if cause.activity == "gc":
         return f"before that its garbage collector runs {time} longer than theirs"
     where = {
@@ -160,10 +162,10 @@ def _why(cause: StragglerCause | None, *, device: bool) -> str:
     if cause.activity == "sync":
         return f"before that it waits {time} longer than they do in host syncs {where}"
     if cause.activity == "python":
-        return f"before that it is {time} longer than they are in Python {where}"
+        return f"before that it spends {time} more than they do in Python {where}"
     computes = cause.activity == "device"
     what = "kernels" if computes else "operators"
-    how = f"each {cause.pace:.2f} times as long in the median"
+    how = f"each {cause.pace:.2f} times as long at the median"
     if cause.kind == "work":
         how = f"with {round(cause.n_more_ops):,} more {what} per step"
     elif computes or not device:
@@ -190,10 +192,10 @@ def _at(cause: StragglerCause) -> str:
 
 def _fix(cause: StragglerCause | None, *, device: bool) -> Fix:
     if cause is None:
-        return Fix("Record the ranks with stacks and shapes: what this one does longer is then named.")
+        return Fix("Record the ranks with stacks and shapes: the report then names what takes this one longer.")
     if cause.phase == "loader":
         return Fix(
-            "Give every rank the same loader: equal shards, as many workers, storage as near.",
+            "Give every rank the same loader: equal shards, the same number of workers, equally close storage.",
             "sampler = DistributedSampler(dataset)\n"
             "loader = DataLoader(\n"
             "    dataset, batch_size, sampler=sampler, num_workers=4, persistent_workers=True\n"
@@ -208,15 +210,15 @@ def _fix(cause: StragglerCause | None, *, device: bool) -> Fix:
         )
     if cause.kind == "stall" or cause.activity == "sync":
         return Fix(
-            "Take what only this rank does there (logging, checkpoints, waiting for a lock or a server) out of the"
-            " step, do it rarely, or in a thread of its own.",
+            "Move what only this rank does there (logging, checkpoints, waiting for a lock or a server) out of the"
+            " step, or do it rarely, or in a separate thread.",
             "if rank == 0 and step % 100 == 0:\n    writer.submit(save, snapshot)  # a thread; the step goes on",
             _LINK,
         )
     if cause.kind == "slower" and device and cause.activity != "device":
         return Fix(
-            "Give its process cores of its own, near its device, and see what else runs on them and at which clock:"
-            " the same calls take longer on this host.",
+            "Give its process cores of its own, close to its device, and check what else runs on them and at which"
+            " clock: the same calls take longer on this host.",
             "torchrun --numa-binding=node --nproc-per-node=8 train.py  # torch 2.9 or newer; else numactl",
             "https://docs.pytorch.org/docs/stable/elastic/run.html",
         )
@@ -235,7 +237,7 @@ def with_reasons(findings: Sequence[Finding]) -> list[Finding]:
     first = max(reasons, key=lambda finding: finding.cost.high_ms if finding.cost else 0.0)
     explained = replace(
         late,
-        message=f"{late.message}; on it alone: {first.message} ({first.code})",
+        message=f"{late.message}; only on this rank: {first.message} ({first.code})",
         # what only one rank's host or loader does is no fault of the program, which theirs advise on
         fix=late.fix if first.family in ("host", "data") else first.fix,
         also_explains=tuple(dict.fromkeys((*late.also_explains, *(finding.code for finding in reasons)))),

@@ -292,7 +292,7 @@ def _answer(
         return _examined_or_failed(path, options, progress, timeline)
     except Exception as error:
         return _DefectError(
-            f"a defect of torchtriage, {type(error).__name__}: {error}", where=path, hint="report it, with this file"
+            f"a bug in torchtriage, {type(error).__name__}: {error}", where=path, hint="report it, with this file"
         )
 
 

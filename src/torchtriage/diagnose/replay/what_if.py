@@ -108,8 +108,7 @@ def parse_what_if(text: str) -> WhatIf:
             raise UsageError(f"expected a name after {target}, found {text!r}", hint=f"{target}:NAME*0.5")
     elif target not in TARGETS:
         raise UsageError(
-            f"nothing is called {target!r} in a what-if",
-            hint=f"targets are {', '.join(TARGETS)}, kernel:NAME and op:NAME",
+            f"unknown what-if target {target!r}", hint=f"targets are {', '.join(TARGETS)}, kernel:NAME and op:NAME"
         )
     elif name:
         raise UsageError(f"{target} takes no name, found {text!r}", hint="kernel:NAME or op:NAME")

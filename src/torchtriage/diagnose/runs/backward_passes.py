@@ -29,9 +29,9 @@ UNUSED = Cause(
         "https://docs.pytorch.org/docs/stable/notes/autograd.html#setting-requires-grad",
     ),
     gain=(0.3, 1.0),
-    looks="parameters get a new gradient in every step, and no optimizer of the process has them.",
+    looks="parameters get a new gradient in every step, and no optimizer of the process holds them.",
     slow="the pass goes on through layers that are not trained; what they computed is kept until then.",
-    leave="the gradients are read by hand: saliency, penalties, an update of your own.",
+    leave="the gradients are read by hand: saliency, penalties, a custom update.",
 )
 THROWN = Cause(
     "OPT103",
@@ -39,22 +39,22 @@ THROWN = Cause(
     "optim",
     "Gradients are computed for another model's step and thrown away",
     OPERATORS,
-    "the way back through it",
+    "the backward pass through it",
     Fix(
-        "Cut the graph where the other model's work goes in.",
+        "Cut the graph where the other model's output comes in.",
         "fake = generator(noise)\nloss = criterion(discriminator(fake.detach()), zeros)",
         "https://docs.pytorch.org/docs/stable/generated/torch.Tensor.detach.html",
     ),
     gain=(0.8, 2.0),
     looks="two optimizers, a loss of one model that goes back through the other, and gradients of the other that are"
     " new when it takes a step of its own.",
-    slow="only one of both is trained in this step. Where the loss is computed of what the other made, the whole way"
-    " back is for nothing; where the other judges what this one made (a discriminator, a critic), the gradients of its"
-    " weights are.",
+    slow="only one of the two is trained in this step. Where the loss is computed from the other model's output, the"
+    " whole backward pass through it is wasted; where the other model judges this one's output (a discriminator, a"
+    " critic), the gradients of its weights are.",
     leave="both are trained by one loss.",
-    cost="the time from the first of these gradients to the last: 80 to 200 % of it where the way is for nothing (its"
-    " last layer comes on top), 20 to 70 % where the gradients of weights are. With a device"
-    " that is the time to launch them: nothing is promised.",
+    cost="the time from the first of these gradients to the last: 80 to 200 % of it where the whole pass is wasted"
+    " (its last layer comes on top), 20 to 70 % where the gradients of weights are. With a device"
+    " that is only the time to launch them: the low end is 0.",
 )
 FREEZE = Fix(
     "Freeze the other model while this one's loss is computed.",
@@ -72,14 +72,15 @@ RECOMPUTED = Cause(
     OPERATORS,
     "computing activations again",
     Fix(
-        "Switch checkpointing of activations off, or use it for the largest layers only.",
+        "Switch activation checkpointing off, or use it for the largest layers only.",
         "model.gradient_checkpointing_disable()",
         "https://docs.pytorch.org/docs/stable/checkpoint.html",
     ),
     gain=(0.8, 1.2),
-    looks="backward passes run forwards again (``torch.utils.checkpoint``), and less than half of the memory is used.",
+    looks="backward passes repeat forward passes (``torch.utils.checkpoint``), and less than half of the memory is"
+    " used.",
     slow="each checkpointed layer is computed twice.",
-    leave="with all activations kept the step would not fit, on this machine or on the one that it is written for.",
+    leave="with all activations kept the step would not fit, on this machine or on the one it is meant for.",
 )
 MUCH_MEMORY = 0.5
 """Of the machine's memory: a process that needs more may need to compute again."""
@@ -98,7 +99,7 @@ def backward_passes(
         names = ", ".join(unused["modules"])
         message = (
             f"{format_count(unused['parameters'], 'parameter')}{f' of {names}' if names else ''} get gradients in every"
-            f" step that no optimizer takes: {format_share(part)} of all numbers with one"
+            f" step that no optimizer uses: {format_share(part)} of all elements with a gradient"
         )
         yield from _finding(UNUSED, inside, part, message, _calls_backward(inside), loop, step_ms)
     for thrown in recording.measured.get("thrown_gradients") or ():
@@ -132,7 +133,7 @@ def _thrown(
     high = min(high, 1.0)
     if on_device:
         low = 0.0  # the host's time to launch it, which the device need not wait for
-    way = "" if thrown["needless"] else ", the gradients of its weights with it"
+    way = "" if thrown["needless"] else ", including the gradients of its weights"
     finding = THROWN.finding(
         severity=severity_of(low, high),
         certainty="likely",
@@ -160,7 +161,9 @@ def _finding(
         certainty="likely",
         message=f"{message}; {cause.what} takes {format_ms(share * step_ms)} of {format_ms(step_ms)}",
         place=Place(frame=frame, stack=(frame,) if frame else ()),
-        cost=share_cost(low, high, step_ms, share, f"share of {format_count(len(loop.seen), 'look')}", loop, "C"),
+        cost=share_cost(
+            low, high, step_ms, share, f"share of {format_count(len(loop.seen), 'stack sample')}", loop, "C"
+        ),
         evidence={"share_of_step": round(share, 6), "looks": len(seen)},
         n_events=len(seen),
     )

@@ -44,9 +44,9 @@ class Cause:
     @property
     def _of_looks(self) -> str:
         return (
-            "the share of the looks at the stack, in steady steps, that find the loop's thread there;"
-            f" {self.gain[0]:.0%} of it at the low end, {self.gain[1]:.0%} at the high end, give or take the error of"
-            " counting."
+            "the share of the stack samples, in steady steps, that find the loop's thread there;"
+            f" {self.gain[0]:.0%} of it at the low end, {self.gain[1]:.0%} at the high end, plus or minus the sampling"
+            " error."
         )
 
     @property
@@ -61,7 +61,7 @@ Slow because: {self.slow}
 Cost: {self.cost or self._of_looks}
 Fix: {self.fix.text}
 Leave it when: {self.leave}
-Source: stacks looked at while ``torchtriage run`` lets the program run; see ``docs/run.md``.
+Source: stack samples taken by ``torchtriage run``; see ``docs/run.md``.
 """
 
 
@@ -99,7 +99,7 @@ CAUSES: tuple[Cause, ...] = (
         PYTHON,
         "logging, printing or formatting",
         Fix(
-            "Report every so many steps, keep the values as tensors until then, and let the log buffer.",
+            "Report every N steps, keep the values as tensors until then, and let the log buffer.",
             "if step % log_every == 0:\n    logger.info(...)",
         ),
         r"^torch/_tensor_str\.py:|^logging/|^tqdm/|^rich/|^torch/utils/tensorboard|^tensorboardX?/|^wandb/|^mlflow/|^pprint\.py",
@@ -138,9 +138,9 @@ CAUSES: tuple[Cause, ...] = (
         r"^torch/distributions/(constraints\.py:|distribution\.py:(Distribution\.)?(__init__|_validate_sample)$)",
         looks="``torch.distributions`` makes a ``Categorical``, ``Normal`` or another distribution in the step, whose"
         " constructor tests each parameter (and ``log_prob`` each value) against a constraint.",
-        slow="each test is several operators and a read of their result, which on a device waits for all before it; of"
-        " a small ``Categorical`` they are four fifths.",
-        leave="the arguments are not known to be valid: without the checks NaN passes in silence.",
+        slow="each test is several operators and a read of their result, which on a device waits for all work before"
+        " it; they account for four fifths of a small ``Categorical``.",
+        leave="the arguments are not known to be valid: without the checks NaN passes silently.",
     ),
     Cause(
         "HST109",
@@ -154,7 +154,7 @@ CAUSES: tuple[Cause, ...] = (
         _names("deepcopy"),
         gain=(0.7, 1.0),
         looks="``copy.deepcopy`` below a line that every step runs.",
-        slow="every object below is built anew in Python.",
+        slow="every object below is built again in Python.",
         leave="the copy is changed in each step and nothing smaller would do.",
     ),
     Cause(
@@ -176,7 +176,7 @@ CAUSES: tuple[Cause, ...] = (
         "HST105",
         "built-in-step",
         "host",
-        "Objects are made anew in every step",
+        "Objects are rebuilt in every step",
         PYTHON,
         "making modules, optimizers or loaders",
         Fix("Make it once before the loop and use it again.", "model = Net().to(device)  # before the loop"),
@@ -185,7 +185,7 @@ CAUSES: tuple[Cause, ...] = (
         r"|^transformers/.*:.*from_pretrained$",
         gain=(0.8, 1.0),
         looks="a module, an optimizer, a loader or a pool is constructed inside the step.",
-        slow="weights are drawn anew, memory is allocated, state and caches are lost.",
+        slow="weights are drawn again, memory is allocated, state and caches are lost.",
         leave="each step really needs a fresh one (folds, ensembles).",
     ),
     Cause(
@@ -195,12 +195,12 @@ CAUSES: tuple[Cause, ...] = (
         "The step waits for the network",
         "network",
         "the network",
-        Fix("Ask ahead in another thread, ask for many at once, and keep the connection open."),
+        Fix("Send requests ahead of time in another thread, batch them, and keep the connection open."),
         r"^(socket|ssl|http/|urllib/request|ftplib|smtplib)|^(requests|urllib3|httpx|httpcore|aiohttp|grpc|redis|pymongo|psycopg2?)/",
         _names("recv recv_into sendall getaddrinfo"),
         gain=(0.5, 1.0),
         looks="sockets are read or written inside the step.",
-        slow="a round trip takes longer than the work between two of them.",
+        slow="a round trip takes longer than the work between two requests.",
         leave="the answer depends on this very step.",
     ),
     Cause(
@@ -218,7 +218,7 @@ CAUSES: tuple[Cause, ...] = (
         r"^(PIL|cv2|torchvision/(transforms|io)|skimage|imageio|scipy/ndimage|torchaudio|librosa|soundfile|albumentations|kornia|decord)\b",
         gain=(0.5, 0.95),
         looks="PIL, OpenCV, torchvision, scipy.ndimage or audio libraries run below a line that every step runs.",
-        slow="the model waits while pixels are worked on one image after the other.",
+        slow="the model waits while images are processed one after the other.",
         leave="that is the step's own work and is small already.",
     ),
     Cause(
@@ -254,7 +254,7 @@ CAUSES: tuple[Cause, ...] = (
         "Text or bytes are parsed and packed in every step",
         PYTHON,
         "JSON, pickle, regular expressions, compression or hashing",
-        Fix("Parse once before the loop and keep the result; compile expressions once; keep arrays as arrays."),
+        Fix("Parse once before the loop and keep the result; compile regular expressions once; keep arrays as arrays."),
         r"^(json/|re/|re\.py|sre_\w+\.py|pickle\.py|_compat_pickle|base64\.py|csv\.py|xml/|html/|gzip\.py|bz2\.py|lzma\.py|hashlib\.py|hmac\.py|uuid\.py|configparser|string\.py|textwrap\.py|difflib\.py|_strptime\.py|datetime\.py)|^(yaml|ruamel|toml|msgpack|orjson|bs4|lxml)/",
         _names(
             "dumps loads dump load sha256 sha1 md5 hexdigest digest b64encode b64decode compress decompress findall"
@@ -273,8 +273,9 @@ CAUSES: tuple[Cause, ...] = (
         "waiting in the event loop",
         "waiting in the event loop",
         Fix(
-            "Find what the coroutine of the steps awaits, and begin it earlier (asyncio.create_task) or several at once"
-            " (asyncio.gather). The line is the one that runs the event loop: no stack shows who waits."
+            "Find what the coroutine that runs the steps awaits, and start it earlier (asyncio.create_task) or several"
+            " at once (asyncio.gather). The line is the one that runs the event loop: no stack shows which coroutine"
+            " waits."
         ),
         r"^asyncio/",
         gain=(0.0, 0.9),
@@ -287,13 +288,14 @@ CAUSES: tuple[Cause, ...] = (
         "waiting for a lock or a queue",
         "waiting for a lock, a queue or another thread",
         Fix(
-            "Hold the lock for less, prepare ahead with a bounded queue, and let waiting threads block instead of poll."
+            "Hold the lock for less time, prefetch through a bounded queue, and let waiting threads block instead of"
+            " poll."
         ),
         r"^(threading|queue|selectors|signal)\.py:|^concurrent/futures/"
         r"|^multiprocessing/(connection|queues|synchronize|shared_memory|reduction)",
         _names("acquire select.select SimpleQueue.get SimpleQueue.put"),
         gain=(0.0, 0.9),
-        looks="the thread of the loop stands in ``acquire``, ``get``, ``wait`` or ``join``.",
+        looks="the loop's thread blocks in ``acquire``, ``get``, ``wait`` or ``join``.",
         slow="other work holds what the step needs.",
         leave="the loop is meant to wait: for requests, for a sensor.",
     ),
@@ -305,7 +307,7 @@ CAUSES: tuple[Cause, ...] = (
         "files",
         "files",
         Fix(
-            "Open once, write buffered and flush now and then; keep what is read again, and parse text once, not in the"
+            "Open files once, buffer writes and flush rarely; keep what is read again, and parse text once, not in the"
             " loop.",
             'images = np.load("images.npy", mmap_mode="r")  # written once: reading it parses nothing\n'
             'log = open(path, "a")  # once, before the loop',
@@ -329,7 +331,7 @@ CAUSES: tuple[Cause, ...] = (
         "Warnings or exceptions in every step",
         PYTHON,
         "warnings, exceptions and stack traces",
-        Fix("Test the condition first, and mend what warns."),
+        Fix("Test the condition first, and fix the cause of the warning."),
         r"^(traceback|warnings|linecache|inspect|tokenize|contextlib\.py:.*__exit__)",
         _names("format_exc extract_stack"),
         gain=(0.7, 1.0),
@@ -344,7 +346,7 @@ CAUSES: tuple[Cause, ...] = (
         "Garbage collection stalls the step",
         "garbage collection",
         "garbage collection",
-        Fix("Leave collections to Python, or gc.freeze() what lives long before the loop."),
+        Fix("Leave garbage collection to Python, or call gc.freeze() on long-lived objects before the loop."),
         calls=_names("collect"),
         gain=(0.9, 1.0),
     ),
@@ -366,11 +368,11 @@ CAUSES: tuple[Cause, ...] = (
         "The loop sleeps or polls",
         SLEEPING,
         SLEEPING,
-        Fix("Wait for what is to come (``queue.get``, ``event.wait``) instead of sleeping and looking again."),
+        Fix("Wait for the event itself (``queue.get``, ``event.wait``) instead of sleeping and polling."),
         calls=_names("sleep"),
         gain=(0.8, 1.0),
         looks="``time.sleep`` inside the step.",
-        slow="on average half of each pause passes after what it waited for.",
+        slow="on average half of each sleep passes after the event that it waited for.",
         leave="the loop is paced: a control rate, a rate limit.",
     ),
 )
@@ -397,8 +399,8 @@ SAME_OR_ANOTHER = replace(
     READ_AHEAD,
     title="Every step waits for a file",
     fix=Fix(
-        "If it is the same file in each step, open it once and keep what is read; if each needs another, read ahead,"
-        " in the workers of a DataLoader or in a thread that fills a queue.",
+        "If it is the same file in each step, open it once and keep the contents; if each step needs another one, read"
+        " ahead, in the workers of a DataLoader or in a thread that fills a queue.",
         link=READ_AHEAD.fix.link,
     ),
 )

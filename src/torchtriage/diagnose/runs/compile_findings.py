@@ -88,7 +88,7 @@ def _recompiled(event: CompileEvent, run_ms: float, view: SourceView, follow: li
             event.total_ms,
             per="run",
             basis="measured",
-            method="time that the compiler's log says it took to compile again",
+            method="recompilation time from the compiler's log",
             grade="A",
         )
     costs = [finding.cost for finding in follow if finding.cost is not None]

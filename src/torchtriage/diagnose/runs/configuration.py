@@ -28,7 +28,7 @@ THREADS = Cause(
     ),
     looks="``torch.get_num_threads()`` is above the number of cores that the process may use.",
     slow="threads of one operator wait for each other at a barrier, and only some of them run at a time.",
-    leave="threads mostly wait for something else than a core.",
+    leave="threads mostly wait for something other than a core.",
 )
 SUBNORMAL = Cause(
     "CFG105",
@@ -38,7 +38,7 @@ SUBNORMAL = Cause(
     "operators",
     "subnormal numbers",
     Fix(
-        "Let the CPU take subnormal numbers for zero, or cut off what decays.",
+        "Let the CPU treat subnormal numbers as zero, or clamp values that decay.",
         "torch.set_flush_denormal(True)  # at the top of the script",
         "https://docs.pytorch.org/docs/stable/generated/torch.set_flush_denormal.html",
     ),
@@ -65,7 +65,7 @@ PROFILED = Cause(
         "https://docs.pytorch.org/tutorials/recipes/recipes/profiler_recipe.html",
     ),
     looks="the script starts a profiler of its own that is still recording when the loop runs, or spends steps in one.",
-    slow="every operator is written down: 1.5 times the host time without options, 2.2 times with shapes and stacks.",
+    slow="every operator is recorded: 1.5 times the host time without options, 2.2 times with shapes and stacks.",
     leave="the run is there to be profiled.",
 )
 
@@ -77,7 +77,7 @@ def configuration(
     if recording.measured.get("ended") == BUSY:
         frame = _made(view, samples.files, "profile")
         if frame is not None:  # with a schedule it records a few steps
-            what = "the script's own profiler runs over the loop, and keeps what it records"
+            what = "the script's own profiler runs during the whole loop and keeps everything it records"
             yield _finding(PROFILED, what, frame, None)
     if loop is None:
         return
@@ -115,7 +115,7 @@ def _subnormal(recording: Recording, loop: SampledLoop, view: SourceView, step_m
             message=f"{format_share(found['share'])} of {name} ({shape}) are subnormal; operators in {function}()"
             f" take {format_ms(share * step_ms)} of {format_ms(step_ms)}",
             place=Place(frame=Frame(file, line, function, exact=True, called=name, lines=lines)),
-            cost=share_cost(low, high, step_ms, share, "share of looks at the stack in this function", loop, "C"),
+            cost=share_cost(low, high, step_ms, share, "share of stack samples in this function", loop, "C"),
             evidence={"subnormal_share": round(found["share"], 4), "variable": name},
             n_events=1,
         )

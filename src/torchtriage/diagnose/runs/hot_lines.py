@@ -40,8 +40,8 @@ PYTHON_LOOP = Cause(
     PYTHON,
     "Python",
     Fix(
-        "Look at what each turn of this loop does: what all turns do alike, do for all at once; what is the same in"
-        " every step, once before the steps."
+        "Look at what each iteration does: batch what all iterations have in common, and compute what is the same in"
+        " every step once, before the steps."
     ),
 )
 _GUIDE = "https://numpy.org/doc/stable/user/basics.broadcasting.html"
@@ -51,8 +51,7 @@ ELEMENTS = Fix(
     _GUIDE,
 )
 ROUNDS = Fix(
-    "Each turn needs the result of the one before: let it work on all rows or samples of the batch at once.",
-    link=_GUIDE,
+    "Each iteration needs the previous result: let it work on all rows or samples of the batch at once.", link=_GUIDE
 )
 HOT_LINE = Cause(
     "HST114",
@@ -61,9 +60,11 @@ HOT_LINE = Cause(
     "A line of Python takes a large part of the step",
     PYTHON,
     "Python",
-    Fix("Look at what this line does, and whether every step needs it; what no step waits for can run in a thread."),
-    looks="looks at the stack find the loop's thread at one line of Python in a tenth of the step or more, and no"
-    " pattern says why.",
+    Fix(
+        "Look at what this line does, and whether every step needs it; work that no step waits for can run in a thread."
+    ),
+    looks="stack samples find the loop's thread at one line of Python in a tenth of the step or more, and no pattern"
+    " says why.",
     slow="nothing else of the step runs meanwhile.",
     leave="the line is what the program is for.",
 )
@@ -72,7 +73,7 @@ HOT_OPERATOR_LINES = replace(
     kind=OPERATORS,
     what="operators",
     title="Operators outside of the model take a large part of the step",
-    fix=Fix("Compute what does not change before the loop, and only what this step uses of the rest."),
+    fix=Fix("Compute what does not change before the loop; of the rest, compute only what this step uses."),
 )
 HOT_FORWARD = replace(HOT_OPERATOR_LINES, title="One line of a module takes a large part of the step")
 LEAST = {HOT_LINE: HOT_SHARE, HOT_OPERATOR_LINES: HOT_OPERATORS, HOT_FORWARD: HOT_IN_MODEL}
@@ -257,7 +258,7 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
         **({"calls": [word for word in calls[:4] if word]} if called else {}),
     }
     cause = group.cause if group.fix is None else replace(group.cause, fix=group.fix)
-    rests = f"share of {format_count(n_looks, 'look')} at the stack"
+    rests = f"share of {format_count(n_looks, 'stack sample')}"
     most, beside = share, ""
     if group.cause is PYTHON_LOOP:
         first, last = group.loop_lines
@@ -267,7 +268,7 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
     cost = share_cost(low, high, step_ms, share, rests, loop, "B", most + counting_error(most, n_looks))
     message = _message(group, function, file, took, called)
     if cost.high_ms > BEYOND * share * step_ms:
-        message += f"; up to {format_ms(cost.high_ms)} with {beside}the error of counting"
+        message += f"; up to {format_ms(cost.high_ms)} with {beside}the sampling error"
     return cause.finding(
         severity="note" if group.cause in UNNAMED[1:] else severity_of(low, high),
         certainty=_certainty(group),

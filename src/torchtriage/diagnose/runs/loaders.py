@@ -18,7 +18,7 @@ MIN_LOOKS = 4
 PAYS_MS = 5.0
 """Work for each batch below which handing it over to a process saves nothing for sure."""
 NO_WORKERS = Fix(
-    "Build the loader once, with persistent_workers=True; for data in memory use none, or index whole batches.",
+    "Build the loader once, with persistent_workers=True; for data in memory use no workers, or index whole batches.",
     "loader = DataLoader(dataset, num_workers=2, persistent_workers=True)   # before the loop",
     "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
 )
@@ -38,7 +38,7 @@ def loader_cost(finding: Finding, loop: SampledLoop, step_ms: float, cores: int)
         low = work * (1 - 1 / max(min(cores, 8), 2)) if work * step_ms >= PAYS_MS else 0.0
     else:  # two cores are busy already, with a worker and with the loop
         low = max(share - (0.25 if cores > 2 else 0.5), 0.0) / 2
-    cost = of_looks(cost, low, share, step_ms, "share of looks at the stack")
+    cost = of_looks(cost, low, share, step_ms, "share of stack samples")
     return replace(finding, cost=cost, severity=severity_of(low, share))
 
 
@@ -57,10 +57,10 @@ def restarted_workers(loop: SampledLoop, step_ms: float) -> Iterator[Finding]:
     yield rule.finding(
         severity=severity_of(low, high),
         certainty="certain",
-        message=f"starting and ending loader workers takes {loop.took(share, step_ms)}, iterated at"
+        message=f"starting and stopping loader workers takes {loop.took(share, step_ms)}, iterated at"
         f" {file_name(position.file)}:{position.line}",
         place=Place(frame=frame, stack=(frame,)),
-        cost=share_cost(low, high, step_ms, share, "share of looks at the stack", loop, "B"),
+        cost=share_cost(low, high, step_ms, share, "share of stack samples", loop, "B"),
         evidence={"share_of_step": round(share, 6), "looks": len(inside)},
         fix=NO_WORKERS,
         n_events=len(inside),

@@ -20,7 +20,7 @@ from torchtriage.memory.leaks.leak_report import WatchReport
 
 NEAR = 0.02
 """Costs scaled by less than this do not mention it."""
-HEAVY_ONLY = "seen in the heavy recording alone, scaled to the step without a profiler"
+HEAVY_ONLY = "seen only in the heavy recording, scaled to the step without a profiler"
 
 
 Judged = TypeVar("Judged", Result, JobResult)

@@ -28,7 +28,7 @@ KEEPS, ROWS_KEEP = 0.85, 0.5
 """What part of the repeated time is surely saved: what is stored must be looked up; and fewer rows of a batch do not
 take as much less time."""
 KEEP_ROWS = Fix(
-    "Keep the result of each row, and run the module on the new ones alone.",
+    "Keep the result of each row, and run the module on new rows only.",
     """features.append(encoder(new_frames))   # a deque as long as the window
 clip = torch.cat(list(features))""",
     "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
@@ -143,7 +143,7 @@ def _finding(
         certainty="likely",
         message=f"{name}() takes {loop.took(share, step_ms)}, called from {where}; {again} of {equal}",
         place=Place(frame=at, stack=(at, inner)),
-        cost=share_cost(low, high, step_ms, share, "compared calls, and their share of looks at the stack", loop, "B"),
+        cost=share_cost(low, high, step_ms, share, "compared calls, and their share of stack samples", loop, "B"),
         evidence={
             "share_of_step": round(share, 6),
             "repeated": round(part, 6),

@@ -51,9 +51,7 @@ def repeated_values(
             f"{', '.join(map(str, sorted(longest[:MOST_NAMED])))} has results that {before} had computed already, and"
             f" takes {loop.took(share, step_ms)}",
             place=Place(frame=frame, stack=(frame,)),
-            cost=share_cost(
-                low, high, step_ms, share, "repeated values, and their share of looks at the stack", loop, "B"
-            ),
+            cost=share_cost(low, high, step_ms, share, "repeated values, and their share of stack samples", loop, "B"),
             evidence={"share_of_step": round(share, 6), "repeated": round(part, 4), "before": before},
             fix=entry.fix,
             n_events=len(rows),

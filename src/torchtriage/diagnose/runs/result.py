@@ -115,7 +115,7 @@ class StepAccount:
     """Where the steady steps' time goes on the loop's thread; the parts add up to ``of_ms``.
 
     ``of_ms`` : a mean step where ``per`` is ``step``; where steps could not be told apart, all time in the loop.
-    ``n_looks`` : looks at the stack that it rests on. ``loop_file``, ``loop_line`` : the loop in the user's code.
+    ``n_looks`` : stack samples that it is based on. ``loop_file``, ``loop_line`` : the loop in the user's code.
     ``lines`` : the user's innermost lines, the longest first. ``gradients`` : the lines whose backward operators take
     longest, which ``lines`` counts at the call of ``backward``; none with a device. ``body`` : the lines of the loop
     itself with all that they call, or of the outermost function in it that does more than one thing; none where it

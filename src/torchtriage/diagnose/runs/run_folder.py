@@ -213,16 +213,16 @@ def why_nothing(out: Path, recordings: list[Recording], exit_code: int | None = 
     for path in sorted(out.glob("errors-*.txt")):
         text = path.read_text(encoding="utf-8", errors="replace").strip()
         if not text:
-            return ("the recordings could not be written", "is the disk full? --out DIR takes another")
+            return ("the recordings could not be written", "is the disk full? --out DIR writes to another folder")
         return f"watching failed: {text.splitlines()[-1]}", f"report it with {path}"
     if not out.is_dir():
-        return "the folder of the recordings is gone", "--out DIR names one that the script leaves"
+        return "the folder of the recordings is gone", "use --out DIR with a folder that the script leaves alone"
     if not recordings and exit_code:
         return (f"the script {describe_exit(exit_code)} before it imported torch", AS_WITHOUT)
     if not recordings:
         return (
             "the script never imported torch",
-            "is torch installed where it runs? torchtriage run PYTHON script.py takes another",
+            "is torch installed there? torchtriage run PYTHON script.py uses another interpreter",
         )
     looped = [recording for recording in recordings if recording.facts.get("loop")]
     reason, hint = _why_no_step(recordings, looped)
@@ -245,7 +245,7 @@ def _why_no_step(recordings: list[Recording], looped: list[Recording]) -> tuple[
         )
     ended = looped[0].measured.get("ended")
     if ended == BUSY:
-        return (f"nothing was recorded: {ended}", "take its profiler out, or torchtriage analyze what that writes")
+        return (f"nothing was recorded: {ended}", "remove its profiler, or run torchtriage analyze on what it writes")
     if failures := looped[0].measured.get("failures"):
         return f"nothing was recorded: {next(iter(failures))}", "report it, with torch's version"
     if ended and ended not in ("exit", "complete"):

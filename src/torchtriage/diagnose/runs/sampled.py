@@ -183,7 +183,7 @@ def _missing(recording: Recording, facts: RecordedRun) -> Iterator[Note]:
         yield Note(
             "ended-by-signal",
             "warn",
-            f"the script {describe_exit(code)}: what it did last was not seen",
+            f"the script {describe_exit(code)}: what it did at the end was not recorded",
             "if it ends well without torchtriage, report it",
         )
     if not recording.facts.get("loop") and (failed := failed_early(code)):
@@ -192,12 +192,12 @@ def _missing(recording: Recording, facts: RecordedRun) -> Iterator[Note]:
         file = recording.samples_file
         damaged = samples is None and file is not None and file.exists()
         why = f"{file.name} is damaged" if damaged and file else "the process ended before they were written"
-        yield Note("no-stacks", "warn", f"nothing is known of the script's stacks: {why}", "run it again, longer")
+        yield Note("no-stacks", "warn", f"there are no samples of the script's stacks: {why}", "run it again, longer")
     elif samples is not None and samples.problem:
         yield Note("no-stacks", "warn", f"stacks were sampled in part: {samples.problem}", "report it")
     for why in recording.measured.get("failures") or ():
         if why.startswith(NO_STACKS):
-            yield Note("no-stacks", "warn", why, "without that, lines and shapes of operators are known, too")
+            yield Note("no-stacks", "warn", why, "without that, lines and shapes of operators are recorded, too")
 
 
 MADE_BY = {"DAT018": ("DataLoader",), "DAT019": ("DataLoader",), "CFG044": ("set_detect_anomaly", "detect_anomaly")}
@@ -254,7 +254,7 @@ def _of_the_loop(
         if share >= WORTH:
             error = counting_error(share, len(loop.seen))
             low, high = ROWS_SURELY * max(share - error, 0.0), min(share + error, 1.0)
-            return replace(finding, cost=of_looks(cost, low, high, step_ms, "share of looks at the stack in this loop"))
+            return replace(finding, cost=of_looks(cost, low, high, step_ms, "share of stack samples in this loop"))
     if finding.code == PYTHON_LOOP.code and frame is not None and not frame.exact:
         return _at_its_python(finding, frame, loop, step_ms)
     if finding.code == FLOAT64 and frame is not None and _asks_for_float64(finding, view, frame.file):
@@ -288,7 +288,7 @@ def _at_its_python(finding: Finding, frame: Frame, loop: SampledLoop, step_ms: f
     return replace(
         finding,
         place=replace(finding.place, frame=hot, stack=(hot, *finding.place.stack[1:])),
-        cost=of_looks(cost, low, high, step_ms, "share of looks at the stack in this function"),
+        cost=of_looks(cost, low, high, step_ms, "share of stack samples in this function"),
         severity=severity_of(low, high),
     )
 
@@ -449,7 +449,7 @@ def _verdict(result: Result, facts: RecordedRun) -> tuple[str, str, str]:
     if account is None:
         return ("No loop was found.", "Nothing was checked.", f"Limited trust: {result.notes[0].message}.")
     parts = ", ".join(f"{part.share:.0%} {part.kind}" for part in account.parts[:3])
-    looks = format_count(account.n_looks, "look")
+    samples = format_count(account.n_looks, "stack sample")
     first = f"{format_ms(account.of_ms)} per {account.per}: {parts}."
     best = next((finding for finding in result.findings if finding.cost and finding.cost.high_ms > 0), None)
     second = "Nothing stands out in the stacks."
@@ -461,4 +461,4 @@ def _verdict(result: Result, facts: RecordedRun) -> tuple[str, str, str]:
             f"Largest saving: {best.title} ({best.code}), {amount} of {format_ms(best.cost.of_ms)} per {account.per}."
         )
     second = growth_first(result.findings, second)
-    return first, second, f"Limited trust: {result.notes[0].message}; {looks} at the stacks."
+    return first, second, f"Limited trust: {result.notes[0].message}; {samples}."

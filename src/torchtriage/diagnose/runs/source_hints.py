@@ -186,7 +186,7 @@ def _costed(
         return replace(
             frames[frame],
             place=replace(frames[frame].place, frame=replace(frame, lines=lines)),
-            cost=share_cost(low, high, step_ms, share, "share of looks at the stack in these statements", loop, "C"),
+            cost=share_cost(low, high, step_ms, share, "share of stack samples in these statements", loop, "C"),
             severity="medium" if low >= WORTH else "low",
             certainty="likely",
         )

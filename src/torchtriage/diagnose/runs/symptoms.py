@@ -34,11 +34,11 @@ def symptoms_last(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _explains(cause: Finding, symptom: Finding) -> float:
-    """Return what part of a symptom's time a cause takes by the looks at the stack, 0 where it does not cause it."""
+    """Return what part of a symptom's time a cause takes by the stack samples, 0 where it does not cause it."""
     spent, lost = cause.cost, symptom.cost
     if cause.code not in WHY or symptom.code not in ANYWHERE + THERE or spent is None or lost is None:
         return 0.0
-    if "look" not in spent.method or not spent.high_ms or not lost.high_ms:
+    if "stack sample" not in spent.method or not spent.high_ms or not lost.high_ms:
         return 0.0
     on_the_way = {(file_name(frame.file), frame.line) for frame in symptom.place.stack}
     if symptom.code in THERE and not _at(cause) & (_at(symptom) | on_the_way):
@@ -102,7 +102,7 @@ def _with_growth(graph: Finding, growth: Finding) -> Finding:
     assert frame is not None
     what = f"; {file_name(frame.file)}:{frame.line} keeps it from step to step"
     what += f", and the process grows by {format_bytes(seen)} per step" if seen else ""
-    said = graph.message.partition("; the memory that it keeps")[0]
+    said = graph.message.partition("; the cost of the memory it keeps")[0]
     return replace(
         graph,
         message=said + what,

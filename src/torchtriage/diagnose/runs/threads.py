@@ -23,8 +23,8 @@ RIVAL = Cause(
     PYTHON,
     "another thread",
     Fix("Let the thread block (``queue.get``, ``event.wait``) instead of spinning, or make it a process."),
-    looks="another thread of the process is in Python of its own at most looks at the stacks.",
-    slow="one thread at a time runs Python: the loop waits up to 5 ms for each turn.",
+    looks="another thread of the process runs Python in most stack samples.",
+    slow="one thread at a time runs Python: the loop waits up to 5 ms for its turn.",
     leave="the thread does the step's own work, and releases the lock while it does.",
 )
 
@@ -55,7 +55,7 @@ def rival_threads(loop: SampledLoop, samples: Samples, view: SourceView, step_ms
             yield _finding(RIVAL, busy, name, what, (low, high), method, loop, step_ms)
         elif len(asleep) >= MIN_LOOKS and slept >= SLEEPS and idle_share >= WORTH:
             # it looks again when half of a pause has passed, on average, after what it waits for
-            what = f"sleeps and looks again in {format_share(slept)} of the steps' time"
+            what = f"sleeps and polls in {format_share(slept)} of the steps' time"
             method = "what the loop waits for work meanwhile"
             yield _finding(POLLING, asleep, name, what, (0.25 * idle_share, idle_share), method, loop, step_ms)
 

@@ -21,21 +21,21 @@ UNREAD = Cause(
     OPERATORS,
     "what nobody reads",
     Fix(
-        "Pick first and compute then: crop or sample before other transforms, stop behind the last layer whose output"
-        " is read, take the positions that are read, or that have a label, before the last one.",
+        "Select first, then compute: crop or sample before other transforms, stop after the last layer whose output is"
+        " read, and pick the positions that are read, or that have a label, before the last one.",
         "last = head(hidden[:, -1])  # not head(hidden)[:, -1]\n"
         "picked = labels != -100\nloss = F.cross_entropy(head(hidden[picked]), labels[picked])\n"
         "patch = normalize(crop(image))  # not crop(normalize(image))",
         "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.cross_entropy.html",
     ),
     gain=(0.6, 1.0),
-    looks="for a step every operator's reads and writes are noted: of a result at least half is neither read, nor is"
-    " anything that is read computed from it. A crop after other transforms, one position of all logits, a loss most of"
-    " whose labels are ``ignore_index``, the stages of a network behind those whose features are compared.",
+    looks="every operator's reads and writes are tracked for one step: at least half of a result is never read,"
+    " directly or through other results. A crop after other transforms, one position of all logits, a loss most of"
+    " whose labels are ``ignore_index``, the layers after those whose features are compared.",
     slow="the work for the other part is done, forward and mostly backward, and dropped.",
-    leave="what picks is only known once all is computed, or it is read where torch does not see it, as in C++ or in"
+    leave="the selection depends on the full result, or it is read where torch does not see it, as in C++ or in"
     " another thread.",
-    cost="the share of the looks at the stack at these lines, times that part of their operators' work: 60 % of it at"
+    cost="the share of the stack samples at these lines, times that part of their operators' work: 60 % of it at"
     " the low end; where gradients go back through it, with twice as much of the backward pass at the high end.",
 )
 BACKWARD = 2.0
@@ -73,11 +73,11 @@ def unread_results(
         part = sum(row["unread_ns"] for _, row in rows) / max(sum(row["ns"] for _, row in rows), 1)
         at = f"{file_name(file)}:{', '.join(map(str, sorted(lines[:MOST_NAMED])))}"
         where = "" if reader.file == file else f" of {file_name(reader.file)}"
-        method = "unread results, and their share of looks at the stack"
+        method = "unread results, and their share of stack samples"
         yield UNREAD.finding(
             severity=severity_of(low, high),
             certainty="likely",
-            message=f"{format_share(part)} of the operators' work at {at} is for what nobody reads, and takes"
+            message=f"{format_share(part)} of the operators' work at {at} is never read, and takes"
             f" {loop.took(share, step_ms)}; line {reader.line}{where} reads the rest",
             place=Place(frame=frame, stack=(frame, reader)),
             cost=share_cost(low, high, step_ms, share, method, loop, "B"),

@@ -64,10 +64,9 @@ def bus_bandwidth(device: Device) -> BusBandwidth | None:
 def _why(messages: Messages, unknown: np.ndarray) -> str:
     """Return what is missing of most of the collectives that are not checked."""
     reasons = {
-        "how much they exchange is not recorded": (messages.size_bytes < 0)
-        & ((messages.nelems < 0) | (messages.n_ranks > 0)),
+        "their sizes are not recorded": (messages.size_bytes < 0) & ((messages.nelems < 0) | (messages.n_ranks > 0)),
         "the size of their process group is not recorded": messages.n_ranks == 0,
-        "it is not counted for their operations": np.ones(len(unknown), dtype=bool),
+        "it is not computed for their operations": np.ones(len(unknown), dtype=bool),
     }
     first = np.argmax(np.array(list(reasons.values())), axis=0)
     return list(reasons)[int(np.bincount(first[unknown]).argmax())]

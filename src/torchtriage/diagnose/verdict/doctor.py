@@ -146,7 +146,7 @@ def _losses(trace: Trace) -> Iterator[Note]:
         yield Note(
             "no-name",
             "warn",
-            f"{n_nameless} of {len(trace)} timed events have no name: patterns cannot know them",
+            f"{n_nameless} of {len(trace)} timed events have no name: patterns cannot recognise them",
             again if salvaged else "record again; do not edit the file",
             {"n_nameless": n_nameless},
         )
@@ -175,7 +175,7 @@ def _device_rows(trace: Trace) -> Iterator[Note]:
         return
     if device:
         n_rows = int((trace.kind == Kind.DEVICE_OTHER).sum())
-        seen = f"{n_rows} rows of its own, of a kind that is not understood" if n_rows else "no row of its own"
+        seen = f"{n_rows} rows of its own, of an unknown kind" if n_rows else "no row of its own"
         yield Note(
             "other-device",
             "warn",
@@ -237,7 +237,9 @@ def _merged(trace: Trace) -> Iterator[Note]:
     """Ranks in one file are no process; pasted together, even their correlation ids collide."""
     ranks = find_merged_ranks(trace)
     if ranks is not None:
-        mixed = f", and share device {', '.join(ranks.shared)}: whose work is whose is unknown" * bool(ranks.shared)
+        mixed = f", and share device {', '.join(ranks.shared)}: which rank's work is which is unknown" * bool(
+            ranks.shared
+        )
         yield Note(
             "merged-ranks",
             "refuse",
@@ -301,7 +303,7 @@ def _missing_kernels(trace: Trace) -> Iterator[Note]:
         yield Note(
             "missing-kernels",
             "warn",
-            "communication is all that the file shows, of GPU and host: the rest was filtered out, so idle time here"
+            "the file shows only communication, on GPU and host: the rest was filtered out, so idle time here"
             " proves nothing",
             "pass the file as it was written",
         )
@@ -349,7 +351,7 @@ def _orphans(trace: Trace) -> Iterator[Note]:
     before = not linked.any() or 2 * (trace.start_ns[orphans] < trace.start_ns[linked].min()).sum() > n
     why = "they were enqueued before it" if before else "the profiler does not see what launches them"
     if device:
-        why = f"the {device}'s profiler does not link all"
+        why = f"the {device}'s profiler does not link all of it"
     yield Note(
         "orphans",
         "warn" if share > MANY_ORPHANS else "info",
@@ -454,10 +456,10 @@ def _steps(trace: Trace) -> Iterator[Note]:
         yield Note(
             "paced-loop",
             "info",
-            f"the loop keeps a pace of its own: a step every {format_ns(pace.period_ns)}, evenly to"
-            f" {format_ns(pace.jitter_ns)} (95th percentile), of which it waits {format_ns(pace.wait_ns)} in the median"
+            f"the loop is paced: a step every {format_ns(pace.period_ns)}, evenly to"
+            f" {format_ns(pace.jitter_ns)} (95th percentile), of which it waits {format_ns(pace.wait_ns)} at the median"
             f" and {format_ns(pace.slack_ns)} at least",
-            "judge it by slack and jitter: less work makes the wait longer and the step no shorter",
+            "judge it by slack and jitter: with less work the wait gets longer, not the step shorter",
             {
                 "period_ms": ms(pace.period_ns),
                 "jitter_ms": ms(pace.jitter_ns),
@@ -481,7 +483,7 @@ def _inputs(trace: Trace) -> Iterator[Note]:
             "info",
             f"recorded with {', '.join(trace.origin.flags)}: host time looks about"
             f" {trace.origin.inflation:.1f}x longer than it is; low ends of host time that is not replayed"
-            " are divided by it",
+            " are divided by that",
             "for cost, record once without these flags; for location, as here",
             {"profiler_inflation": trace.origin.inflation},
         )
@@ -498,7 +500,7 @@ def _heavy(trace: Trace) -> Iterator[Note]:
         yield Note(
             "heavy-recording",
             "warn" if evidence.keys() & {"profiler_overhead_ms_per_step", "n_monitor_calls_per_step"} else "info",
-            f"the recording is heavier than it has to be: {'; '.join(reasons)}",
+            f"the recording is heavier than necessary: {'; '.join(reasons)}",
             "record three to five steps after a warm-up; switch shapes, stacks and memory on one at a time",
             {**evidence, "profiler_inflation": trace.origin.inflation},
         )
@@ -595,7 +597,7 @@ def _coarse(trace: Trace) -> Note:
         "coarse-clock",
         "info",
         f"times are whole microseconds (torch before 2024-04): {format_share(zero)} of the events"
-        " last 0, read as below the resolution",
+        " last 0, taken as shorter than the resolution",
         "record with a newer PyTorch for nanosecond times",
         {"zero_duration_share": round(zero, 4)},
     )

@@ -45,12 +45,12 @@ _OVERLAP = {
 _GRAPHS = {
     ("vLLM", "uncompiled"): Fix(
         "Let vLLM compile the model and replay graphs: none of its compiled code runs here, as with enforce_eager."
-        " A step of more tokens than max_cudagraph_capture_size still replays none; here {here}.",
+        " Steps of more tokens than max_cudagraph_capture_size still replay none; here {here}.",
         "vllm serve MODEL    # without --enforce-eager",
     ),
     ("vLLM", "eager"): Fix(
-        "Replay graphs: a cudagraph_mode other than NONE, and a max_cudagraph_capture_size that holds a step; here"
-        " {here}.",
+        "Replay graphs: a cudagraph_mode other than NONE, and a max_cudagraph_capture_size large enough for a step;"
+        " here {here}.",
         'vllm serve MODEL --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'',
     ),
     ("vLLM", "piecewise decode"): Fix(
@@ -58,14 +58,14 @@ _GRAPHS = {
         'vllm serve MODEL --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'',
     ),
     ("SGLang", "eager decode"): Fix(
-        "Replay graphs: start the server without --disable-cuda-graph, and with a --cuda-graph-max-bs that holds the"
-        " batch; here {here}."
+        "Replay graphs: start the server without --disable-cuda-graph, and with a --cuda-graph-max-bs large"
+        " enough for the batch; here {here}."
     ),
     ("SGLang", "eager"): Fix(
         "Replay piecewise graphs in prefill: start the server without --disable-piecewise-cuda-graph; here {here}."
     ),
     ("TensorRT-LLM", "eager decode"): Fix(
-        "Replay graphs: a cuda_graph_config whose max_batch_size holds the batch; here {here}.",
+        "Replay graphs: a cuda_graph_config with a max_batch_size large enough for the batch; here {here}.",
         "cuda_graph_config:\n  enable_padding: true",
     ),
     ("TensorRT-LLM", "eager"): Fix(
@@ -142,7 +142,7 @@ class _Advice:
             return replace(settings[0], link=settings[0].link or _DOCS[engine])
         if "torch.profiler" in fix.code and "steps" in _RECORD.get(engine, {}):
             text = _RECORD[engine]["steps"]
-            return Fix(f"{text[0].upper()}{text[1:]}; what is still there then is worth a look.")
+            return Fix(f"{text[0].upper()}{text[1:]}; findings that remain are worth a look.")
         if finding.code in _ANYBODYS:
             return fix
         limit = "; no setting that is known here changes it"

@@ -36,7 +36,7 @@ def left_out_steps(trace: Trace) -> Iterator[Note]:
             "warn",
             f"step 0 takes {format_ns(wall_ns[0])} and is left out as the first, the {steady},"
             f" {steps.wall_ns / wall_ns[0]:.3g} times as long: {call} takes {format_ns(extra_ns)} more in {n_calls}",
-            "record more steps: which of them is the usual one is not known",
+            "record more steps: it is not known which of them is typical",
             {"first_step_ms": ms(int(wall_ns[0])), "slower_call": call, "slower_call_ms": ms(extra_ns)},
         )
     strange = [index for index, why in enumerate(steps.left_out) if why and why not in (FIRST, NO_WORK)]

@@ -217,7 +217,7 @@ def _run(
 
 def _unproven(claim: Claim) -> Claim:
     """Return a claim on exposed communication as a hint: what ran beside it may not be in the recording."""
-    message = f"{claim.message}; GPU rows may be missing, also of what ran beside it"
+    message = f"{claim.message}; GPU rows may be missing, including those of overlapping work"
     return replace(claim, certainty="hint", message=message)
 
 

@@ -94,7 +94,7 @@ def _where_time_goes(trace: Trace, summary: Summary | None, missing: Note | None
         return f"{'CPU only' if trace.is_host_only else f'No {kind} rows'}, {over}."
     device = trace.devices[0]
     if missing:
-        return f"How busy {device.name or f'the {kind}'} is in {over} is not known: {missing.message}."
+        return f"Utilisation of {device.name or f'the {kind}'} is unknown in {over}: {missing.message}."
     classes = summary.devices[0].classes if summary is not None else None
     assert classes is not None
 
@@ -134,7 +134,7 @@ def _largest_saving(trace: Trace, result: Result, min_share: float) -> str:
     if not result.checked:
         return "Nothing was checked."
     if findings and much:
-        return f"No finding explains that the device stands idle for {much} of {whole}."
+        return f"No finding explains why the device stands idle for {much} of {whole}."
     if findings:
         notes = format_count(len(findings), "note")
         return f"No lost time found{by}; {notes}: {findings[0].title} ({findings[0].code})."

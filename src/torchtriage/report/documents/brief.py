@@ -241,7 +241,7 @@ def _foot(subject: Result | JobResult, lost: str) -> Iterator[b.Block]:
     lines += [b.Span(f"{lost[:1].upper()}{lost[1:]}.", "yellow")] if lost else []
     lines += [_checked(subject)]
     lines += [
-        (b.Span("Failed", "bold red"), f", a defect of torchtriage: {crash.code} {crash.error}")
+        (b.Span("Failed", "bold red"), f", a bug in torchtriage: {crash.code} {crash.error}")
         for crash in subject.crashes[:2]
     ]
     run = subject.recorded if isinstance(subject, Result) else None

@@ -33,8 +33,8 @@ def words(bandwidth: BusBandwidth) -> str:
         more = bandwidth.n_rows - min(len(bandwidth.rows), N_ROWS)
         rest = f" {format_count(more, 'more row')} in the JSON." if more else ""
         texts.append(
-            "Bandwidths as NCCL's tests count them, of the fastest collective of a row: kernels wait for other ranks"
-            f" too, so the link does at least that.{rest}"
+            "Bandwidths as in nccl-tests, for the fastest collective of each row: kernel time includes waiting for"
+            f" other ranks, so the link does at least that.{rest}"
         )
     if bandwidth.n_unchecked:
         part = f" of {bandwidth.n_unchecked:,} of {bandwidth.n_collectives:,} collectives" if bandwidth.rows else ""

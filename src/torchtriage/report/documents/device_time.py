@@ -62,7 +62,7 @@ def of_first_rank(job: JobResult, first: Result | None) -> Iterator[b.Block]:
     if first is None:
         return
     asked = [time for time in first.device_time if time.by != "category"]
-    yield b.Lines([b.dim(f"rank {job.ranks[0].rank} alone:")] * bool(asked), indent=0)
+    yield b.Lines([b.dim(f"only rank {job.ranks[0].rank}:")] * bool(asked), indent=0)
     yield from tables(asked, first.trace.vendor, judged_step(first.trace.selection))
 
 
@@ -71,9 +71,11 @@ def words(time: DeviceTime, vendor: str = "", step: str = "steady step") -> str:
     device = f"{ACCELERATORS.get(vendor, 'GPU')} {time.device}"
     busy = format_ns(round(time.busy_ns / time.n_steps))
     where = f"per step ({format_count(time.n_steps, step)})" if time.per == "step" else "of the window"
-    kernels = f", {format_ns(round(time.kernel_ns / time.n_steps))} of it kernel time, what findings give shares of"
+    kernels = (
+        f", {format_ns(round(time.kernel_ns / time.n_steps))} of it kernel time, which shares in findings refer to"
+    )
     of_it = kernels * (time.kernel_ns < ALL_BUT * time.busy_ns)
-    return f"{device} is busy for {busy} {where}{of_it}; no instant counts twice."
+    return f"{device} is busy for {busy} {where}{of_it}; overlaps count once."
 
 
 def mfu(model: ModelFlops) -> str:

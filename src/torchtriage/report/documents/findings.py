@@ -75,7 +75,7 @@ def unanswered(
     failed: list[b.Block] = []
     if crashes:
         failed = [
-            b.Lines([(b.Span("Failed", "bold red"), ", a defect of torchtriage; the others ran")], indent=0),
+            b.Lines([(b.Span("Failed", "bold red"), ", a bug in torchtriage; the others ran")], indent=0),
             b.Lines([(b.bold(f"{crash.code} "), crash.error) for crash in crashes], bullets=True, tight=True),
         ]
     brief = [*_missing(not_checked, without_device), *failed]

@@ -111,7 +111,7 @@ def account(account: StepAccount, limit: int) -> Iterator[b.Block]:
     """Yield where a step's time goes: by kind, then at most ``limit`` of the user's lines."""
     what = f"{format_ms(account.of_ms)} per {account.per}"
     steps = f"{format_count(account.n_steps, 'step')}, " if account.n_steps else ""
-    rests = f"  {steps}{format_count(account.n_looks, 'look')} at the stack"
+    rests = f"  {steps}{format_count(account.n_looks, 'stack sample')}"
     yield b.Rows(
         b.labelled(account.per, [(*_account_bar(account), f" {what}", b.dim(rests)), _account_parts(account.parts)]),
         indent=0,

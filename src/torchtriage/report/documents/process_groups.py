@@ -14,8 +14,8 @@ N_LINES, N_ROWS = 6, 20
 WIDTH = 40
 """Characters of a name."""
 WORDS = (
-    "Mean of the ranks; where several groups communicate at once, each has an equal part of the time. Exposed is what"
-    " has no computation beside it: waiting until the last rank came, and the transfer."
+    "Mean of the ranks; where several groups communicate at once, each gets an equal part of the time. Exposed is"
+    " communication without computation: waiting for the last rank, and the transfer."
 )
 
 
@@ -27,7 +27,9 @@ def lines(groups: Sequence[GroupSummary], per: str) -> b.Rows:
         texts.append((b.bold(called(group)), f": {parts(group)}{reached}", b.dim(f"; {told(group)}")))
     if texts:
         more = f"; {format_count(len(groups) - N_LINES, 'more row')} in the JSON" if len(groups) > N_LINES else ""
-        texts.append(b.dim(f"per {per}, mean of the ranks, time that groups share in equal parts{more}"))
+        texts.append(
+            b.dim(f"per {per}, mean of the ranks; groups that communicate at once share the time equally{more}")
+        )
     return b.Rows(b.labelled("groups", texts), on=b.TERMINAL)
 
 

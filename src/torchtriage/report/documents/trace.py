@@ -293,16 +293,16 @@ def _collectives(job: JobResult) -> b.Rows:
             f"{collective.n_per_step:.3g} x {words.event_name(collective.name)}{f' of {size}' if size else ''}{group}"
         )
         kind = f"{kind}: {times}"
-        texts.append((kind, b.dim(f" for {who}" if (who := _late(collective)) else "")))
+        texts.append((kind, b.dim(f", {who}" if (who := _late(collective)) else "")))
     rest = len(job.collectives) - len(texts)
     if texts:
         more = f"; {rest:,} more kinds not shown" if rest else ""
-        texts.append(b.dim(f"per step, mean of the ranks that wait, beside computation too{more}"))
+        texts.append(b.dim(f"per step, mean of the waiting ranks, including waits hidden behind computation{more}"))
     return b.Rows(b.labelled("exchanged", texts), on=b.TERMINAL)
 
 
 def _collective_table(job: JobResult) -> b.Table:
-    columns = ("collective", "size", "ranks", "per step", "transfer", "algorithm", "bus", "wait", "waits for")
+    columns = ("collective", "size", "ranks", "per step", "transfer", "algorithm", "bus", "wait", "last rank")
     rows = [
         (
             f"{words.event_name(each.name)}{f' in group {each.group}' if each.group else ''}",
@@ -321,7 +321,7 @@ def _collective_table(job: JobResult) -> b.Table:
 
 
 def _late(each: CollectiveSummary) -> str:
-    return f"rank {each.late_rank} in {format_share(each.late_share)}" if each.late_rank is not None else ""
+    return f"rank {each.late_rank} last in {format_share(each.late_share)}" if each.late_rank is not None else ""
 
 
 def _size(collective: CollectiveSummary) -> str:

@@ -6,17 +6,17 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const PARTS = [
   ["compute", "Compute", "kernels other than communication, and memsets"],
-  ["comm", "Communication only", "communication kernels with no compute beside them"],
-  ["copy", "Copy only", "memory copies with neither beside them"],
+  ["comm", "Communication only", "communication kernels without computation"],
+  ["copy", "Copy only", "memory copies with neither running"],
   ["late", "Idle, host late", "the next kernel was launched after the device had run dry"],
   ["queued", "Idle, queued", "the next kernel was launched in time and waited for something else"],
   ["unknown", "Idle, unknown", "no launch is recorded for the next kernel, or nothing follows"],
 ];
 const RANK_PARTS = [
   ["compute", "Compute", "kernels other than communication; on a CPU, operators"],
-  ["comm", "Communication", "collectives with nothing beside them, once all ranks have come"],
-  ["await", "Waiting for ranks", "in a collective that the last rank has not reached yet, with nothing beside it"],
-  ["copy", "Copies", "memory copies with neither beside them"],
+  ["comm", "Communication", "collectives with nothing else running, once all ranks have arrived"],
+  ["await", "Waiting for ranks", "in a collective that the last rank has not reached yet, with nothing else running"],
+  ["copy", "Copies", "memory copies with neither running"],
   ["queued", "Idle", "the rest of the step; on a CPU, Python"],
 ];
 const SPAN_WORDS = {
@@ -605,8 +605,8 @@ function findingsSection(result, model) {
     toggle.textContent = open ? "Close all" : "Open all";
   } } }, "Open all");
   return section("findings", "What to fix, largest saving first",
-    joint ? `Together ${between(joint.lowMs, joint.highMs, ms)} of ${ms(joint.ofMs)} ${per(joint)} (${between(joint.shareLow, joint.shareHigh, share)}), ${result.job ? "at least the best of them, at most what the slowest rank can save" : "each millisecond counted once"}; ${joint.basis}, grade ${joint.grade}. Solid bar: the low end; hatched: up to the high end.`
-      : "Savings have one denominator each, written beside them.",
+    joint ? `Together ${between(joint.lowMs, joint.highMs, ms)} of ${ms(joint.ofMs)} ${per(joint)} (${between(joint.shareLow, joint.shareHigh, share)}), ${result.job ? "at least the largest single saving, at most what the slowest rank can save" : "each millisecond counted once"}; ${joint.basis}, grade ${joint.grade}. Solid bar: the low end; hatched: up to the high end.`
+      : "Each saving has its own denominator, shown next to it.",
     cards.length > 1 ? h("div", { class: "tools" }, toggle) : null,
     cards.filter((_, i) => model.findings[i].cost),
     others.length ? h("p", { class: "more" }, "Without a saving in time:") : null, others,
@@ -750,7 +750,7 @@ const linesTable = (lines) => lines.length ? h("div", { class: "scroll" }, h("ta
 function whereSection(result) {
   const { step, run } = result.where;
   if (!step && !run) return null;
-  const rests = step && `${ms(step.ofMs)} per ${step.per}; ${step.nSteps ? `${many(step.nSteps, "step")}, ` : ""}${many(step.nLooks, "look")} at the stack of the loop's thread, without the profiler. The parts add up to it.`;
+  const rests = step && `${ms(step.ofMs)} per ${step.per}; ${step.nSteps ? `${many(step.nSteps, "step")}, ` : ""}${many(step.nLooks, "stack sample")} of the loop's thread, without the profiler. The parts add up to it.`;
   const deepest = step ? Math.max(0, ...step.flame.map(([depth]) => depth)) : 0;
   return section("where", step ? `Where the ${step.per}'s time goes` : "Where the run's time goes", rests,
     step ? partsBar(step.parts, `one ${step.per}`) : null,
@@ -943,7 +943,7 @@ function collectivesSection(job) {
   const rows = job.collectives;
   if (!rows.length) return null;
   return section("collectives", "Collectives",
-    `${many(job.nMatches, "match", "matches")} between ranks. Transfer: from the last rank's start to the end; wait: from a rank's own start to the last one's, in the mean, also beside computation.${rows.some((c) => c[12] !== null) ? " Bus: bytes on the bus over the transfer, as NCCL's tests count them." : ""}`,
+    `${many(job.nMatches, "match", "matches")} between ranks. Transfer: from the last rank's start to the end; wait: from a rank's own start to the last one's, on average, also during computation.${rows.some((c) => c[12] !== null) ? " Bus: bytes on the bus over the transfer, as NCCL's tests count them." : ""}`,
     sortable("Collectives", [
       ["Collective", (c) => h("code", {}, c[1]), (c) => c[1]],
       ["Group", (c) => `${c[0] || "–"}, ${many(c[3], "rank")}`, (c) => c[0]],
@@ -960,7 +960,7 @@ function collectivesSection(job) {
 function pipelinesSection(job) {
   if (!job.pipelines.length) return null;
   return section("pipelines", "Pipelines",
-    "Waiting: until a stage that a rank needs is done. Transfer: from then on, with nothing beside it.",
+    "Waiting: until a stage that a rank needs is done. Transfer: from then on, with nothing else running.",
     job.pipelines.flatMap(([headline, basis, ranks]) => [
       h("p", {}, glued(headline)), h("p", { class: "how" }, basis),
       sortable("Ranks of a pipeline", [
@@ -1035,7 +1035,7 @@ function uncheckedSection(result) {
       h("h3", {}, !items[0].missing.length ? "Left out by --only, --skip or pyproject.toml" : `No ${items[0].device ? "GPU rows" : [...new Set(items.flatMap((item) => item.missing))].join(", ")}`),
       h("p", {}, items.map((item, i) => [i ? ", " : "", h("span", { class: "mono" }, item.code), ` ${item.name}`])),
       how ? h("p", { class: "how" }, items[0].device ? `${how}.` : ["To check: ", h("code", {}, how)]) : null)),
-    result.crashes.length ? [h("h3", {}, "Failed while checking"), h("p", { class: "sub" }, "A fault of torchtriage, not of the recording; the other patterns still ran."),
+    result.crashes.length ? [h("h3", {}, "Failed while checking"), h("p", { class: "sub" }, "A bug in torchtriage, not a fault of the recording; the other patterns still ran."),
       h("ul", { class: "notes" }, result.crashes.map((crash) => h("li", { class: "warn" }, h("p", {}, h("span", { class: "mono" }, crash.code), " ", crash.error))))] : null);
 }
 function notesSection(result) {
@@ -1086,8 +1086,8 @@ function headline(result) {
     h("p", { class: "kicker" }, state, ` · ${t.file}${rank}`),
     h("h1", {}, glued(result.verdict[0])), result.verdict.slice(1).map((line) => h("p", { class: "lede" }, glued(line))),
     !result.refused && !n ? h("div", { class: limited ? "unsure" : "clean" },
-      h("p", {}, limited ? `No pattern that was checked spoke up. ${many(limited, "pattern")} ${limited === 1 ? "was" : "were"} not checked${result.crashes.length ? ` (${result.crashes.length} of them failed)` : ""}.`
-        : "Every pattern could be checked on this recording, and none spoke up."),
+      h("p", {}, limited ? `No checked pattern found anything. ${many(limited, "pattern")} ${limited === 1 ? "was" : "were"} not checked${result.crashes.length ? ` (${result.crashes.length} of them failed)` : ""}.`
+        : "Every pattern could be checked on this recording, and none found anything."),
       result.checked.length ? h("p", {}, `${many(result.checked.length, "pattern")} checked: `, h("span", { class: "mono" }, result.checked.join(", "))) : null,
       limited ? h("p", {}, "Not checked: ", h("span", { class: "mono" }, [...result.notChecked, ...result.crashes].map((item) => item.code).join(", ")), ". ", h("a", { href: "#unchecked" }, "Why, and how they can be")) : null) : null,
     defined(facts),
@@ -1191,7 +1191,7 @@ function pick(value) {
 which.addEventListener("change", () => pick(which.value));
 foot.hidden = false;
 foot.append(h("p", {}, "Made by torchtriage. This page holds everything it shows and asks no server. Times and names are those of the recording."),
-  DATA.cut.length ? h("p", {}, `To stay small it carries ${DATA.cut.join("; ")}. The JSON report has all of it.`) : "");
+  DATA.cut.length ? h("p", {}, `To stay small, it contains ${DATA.cut.join("; ")}. The JSON report has all of it.`) : "");
 settle();
 show(DATA.jobs[0] || DATA.results[0]);
 })();

@@ -124,7 +124,7 @@ def test_recording_takes_microseconds_per_operator_on_a_cpu():
     assert 0.5 * 12 * 1.5e-3 < low_ms <= 12 * 1.5e-3
     assert high_ms == pytest.approx(12 * 8e-3, rel=1e-4)
     assert finding.cost.low_ms <= low_ms < high_ms <= finding.cost.high_ms
-    assert "the memory that it keeps is not priced" in finding.message
+    assert "the cost of the memory it keeps is not estimated" in finding.message
 
 
 def test_beside_a_device_the_reason_stands_for_the_price():
@@ -132,7 +132,7 @@ def test_beside_a_device_the_reason_stands_for_the_price():
     builder.launch(120, 5, 130, 500)
     (finding,) = tt.analyze(builder.build(), only=["CFG043"]).findings
     assert finding.cost is None
-    assert "not priced beside a device" in finding.message
+    assert "not estimated where a device is used" in finding.message
 
 
 def test_certain_on_repeated_inference_even_with_a_loss():

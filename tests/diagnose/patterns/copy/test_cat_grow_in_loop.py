@@ -75,7 +75,7 @@ def test_loud_on_a_loop_in_the_step() -> None:
     assert claim.evidence["written_elements_per_step"] == 4 * WIDTH * sum(range(2, 12))
     assert claim.evidence["final_shape"] == [44, WIDTH]
     assert claim.evidence["cat_ms_per_step"] == pytest.approx(0.6)
-    assert "10 calls per step write 6.5 times what is new" in claim.message
+    assert "10 calls per step write 6.5 times the new data" in claim.message
 
 
 def test_loud_on_a_tensor_that_grows_from_step_to_step() -> None:

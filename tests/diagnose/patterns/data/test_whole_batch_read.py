@@ -54,7 +54,7 @@ def test_three_of_four_parts_are_other_ranks() -> None:
     assert claim.evidence["until_cut_ms_per_step"] == 3.0
     assert claim.evidence["n_samples"] == 48
     assert claim.gain_high == 0.75
-    assert "rank 1 keeps its part of 4 equal ones" in claim.message
+    assert "rank 1 keeps one of 4 equal parts" in claim.message
 
 
 def test_every_fourth_sample_is_a_part_too() -> None:

@@ -60,7 +60,7 @@ def test_a_stall_or_two_promise_nothing() -> None:
     (claim,) = find(loop({(1, 13): 4_000, (2, 3): 6_000}).build())
     assert claim.certainty == "hint"
     assert claim.time_class == "none"
-    assert "nothing is promised" in claim.message
+    assert "no saving is claimed" in claim.message
 
 
 def test_first_calls_promise_nothing() -> None:

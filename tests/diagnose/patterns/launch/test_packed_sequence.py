@@ -52,7 +52,7 @@ def test_its_time_and_that_of_its_backward_pass() -> None:
     assert claim.evidence["share_filled"] == filled
     (edit,) = claim.edits
     assert (edit.factor, edit.best) == (pytest.approx(0.5 / filled), pytest.approx(0.05 / filled))
-    assert "one of 50 time steps after the other; the padded batch, in one call, would be 62" in claim.message
+    assert "computes 50 time steps one after another; the padded batch, in one call, would be 62" in claim.message
 
 
 def test_without_a_backward_pass_less_goes() -> None:

@@ -99,7 +99,7 @@ def test_pauses_before_kernels_run_first_are_start_up_where_the_host_has_no_rows
     assert (claim.certainty, claim.voids) == ("hint", True)
     assert claim.message == (
         "the GPU stands idle for 150 ms of the 150 ms recorded (100 %) before kernels that run for the first time, and"
-        " a launch takes 7.00 ms: loading or compilation, as far as a recording without operators shows"
+        " a launch takes 7.00 ms: loading or compilation, as far as a recording without operators can show"
     )
 
 

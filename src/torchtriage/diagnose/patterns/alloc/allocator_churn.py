@@ -29,14 +29,14 @@ PATTERN = Pattern.of(
     needs="device runtime steps",
 )
 FIX = Fix(
-    text="Let segments grow in place, and keep shapes from varying without bounds.",
+    text="Let segments grow in place, and bound the variation of shapes.",
     code="""# in the environment, or before torch is imported;
 # before torch 2.9: PYTORCH_CUDA_ALLOC_CONF
 os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True\"""",
     link="https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
 )
 _FIX_OFF = Fix(
-    text="The caching allocator looks switched off: unset the variable that does it.",
+    text="The caching allocator seems to be switched off: unset the variable that does that.",
     code="""# in the environment, or before torch is imported
 os.environ.pop("PYTORCH_NO_CUDA_MEMORY_CACHING", None)
 os.environ.pop("PYTORCH_NO_HIP_MEMORY_CACHING", None)""",
@@ -89,7 +89,7 @@ def find(trace: Trace) -> Claims:
     yield host_claim(
         trace,
         f"{format_count(n_mallocs, 'allocation')} and {format_count(n_frees, 'free')} {steps.per} go to the device and"
-        f" take {format_ns(host_ns / steps.n_steady)} of the host",
+        f" take {format_ns(host_ns / steps.n_steady)} of host time",
         rows,
         spans,
         gain=share,

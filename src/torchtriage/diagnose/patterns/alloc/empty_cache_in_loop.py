@@ -24,7 +24,7 @@ PATTERN = Pattern.of(
     __name__, "MEM028", "The allocator's cache is emptied inside the loop", order=321, needs="device runtime steps"
 )
 FIX = Fix(
-    text="Delete the call from the loop; keep it between phases, where memory changes hands.",
+    text="Delete the call from the loop; keep it between phases that need different memory.",
     code="""for batch in loader:
     train_step(batch)  # and no torch.cuda.empty_cache() here""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
@@ -84,7 +84,7 @@ def find(trace: Trace) -> Claims:
         f"{what} in {format_share(share_of_steps)} of the steady steps:"
         f" {format_count(n_freed / steps.n_steady, 'free')} and the"
         f" {format_count(len(again) / steps.n_steady, 'allocation')} that follow take"
-        f" {format_ns(host_ns / steps.n_steady)} of the host {steps.per}",
+        f" {format_ns(host_ns / steps.n_steady)} of host time {steps.per}",
         distinct(np.concatenate([calls, host])),
         spans,
         certainty="certain" if trace.has_stacks else "likely",

@@ -78,7 +78,7 @@ def _judge(trace: Trace, mine: Mask, kept: Mask, *, on_host: bool) -> Claims:
     full = f": full after {format_count(left, 'more step')}" if left is not None else ""
     yield Claim(
         message=f"{where} grows by {format_bytes(slope)} per step, from {format_bytes(ends[0])} to"
-        f" {format_bytes(ends[-1])}, in blocks nobody frees{full}",
+        f" {format_bytes(ends[-1])}, in blocks that are never freed{full}",
         certainty="certain",
         rows=distinct(ops[ops >= 0]),
         evidence={

@@ -11,14 +11,14 @@ from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Floats, Ints,
 from torchtriage.diagnose.patterns.comm._collectives import shorter
 
 FIX_BARRIER = Fix(
-    text="Drop the barrier: the collectives of the step keep the ranks together.",
+    text="Drop the barrier: the step's collectives already keep the ranks together.",
     code="""optimizer.step()  # and no barrier after it
 # torch.distributed.barrier() only around what one rank does for all:
 # downloads, checkpoints""",
     link="https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.barrier",
 )
 FIX_OBJECTS = Fix(
-    text="Exchange tensors, and only every so many steps: objects are pickled and sent twice.",
+    text="Exchange tensors, and only every N steps: objects are pickled and sent twice.",
     code="""if step % 100 == 0:
     torch.distributed.all_reduce(metrics)  # one tensor that holds all of them""",
     link="https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.all_gather_object",

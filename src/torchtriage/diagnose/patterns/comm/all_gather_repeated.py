@@ -87,7 +87,7 @@ def find(trace: Trace) -> Claims:
     memory = f"; keeping them takes up to {format_bytes(kept)} more memory" if kept else ""
     yield Claim(
         message=f"{format_count(count, 'all-gather')} {steps.per} fetch parameters that were gathered before in the"
-        f" step, {format_ns(exposed_ns / steps.n_steady)} of them with no computation beside it{memory}",
+        f" step, {format_ns(exposed_ns / steps.n_steady)} of it exposed{memory}",
         certainty="likely" if needless.any() and rounds > 1 else "hint",
         rows=rows,
         spans=spans,

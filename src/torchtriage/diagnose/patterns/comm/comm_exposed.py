@@ -61,9 +61,9 @@ work.wait()""",
 )
 _FIX_ALONE = replace(
     FIX,
-    text="Analyse the traces of all ranks together (torchtriage analyze FOLDER): one rank's does not separate transfer"
-    " from waiting for a rank that comes late, which hiding does not mend. For the transfer, start collectives while"
-    " there is still something to compute, and wait for them late.",
+    text="Analyse the traces of all ranks together (torchtriage analyze FOLDER): one rank's trace does not"
+    " separate transfer from waiting for a late rank, which overlap does not fix. For the transfer, start collectives"
+    " while there is still something to compute, and wait for them late.",
 )
 MIN_SHARE = 0.10  # of the judged time (catalogue 35)
 
@@ -103,12 +103,12 @@ def find(trace: Trace) -> Claims:
     of_step = f"{format_ns(per_step)} of {format_ns(steps.wall_ns)} {steps.per}"
     share = f"{format_share(exposed_ns / comm_ns)} of all communication"
     if 2 * beyond_ns > exposed_ns:
-        share += f"; {format_ns(beyond_ns / steps.n_steady)} of it is beyond what the fastest of equal messages took"
+        share += f"; {format_ns(beyond_ns / steps.n_steady)} of it is more than the fastest equal message took"
     yield Claim(
         message=(
             f"the host computes nothing and waits for collectives for {of_step}, {share}"
             if found.on_host
-            else f"communication has no computation beside it for {of_step}, {share}"
+            else f"communication runs without computation for {of_step}, {share}"
         ),
         certainty="likely" if training else "hint",
         rows=rows[keep],

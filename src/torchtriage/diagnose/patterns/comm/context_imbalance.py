@@ -16,7 +16,7 @@ from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(__name__, "COM067", "Causal attention is split unevenly over the ranks", order=425, needs="job")
 FIX = Fix(
-    text="Give each rank a stretch from the front and one from the back of the sequence (zigzag), or stripes.",
+    text="Give each rank one chunk from the front and one from the back of the sequence (zigzag), or stripes.",
     code="""# torch.distributed.tensor.experimental balances by itself:
 with context_parallel(mesh, buffers=(x, y), buffer_seq_dims=(1, 1)):
     ...""",

@@ -26,7 +26,7 @@ PATTERN = Pattern.of(
     __name__, "COM061", "DDP's buckets wait for one that is ready late", order=401, needs="collectives ops"
 )
 FIX = Fix(
-    text="Let DDP lay out its buckets anew, in the order in which gradients become ready.",
+    text="Let DDP rebuild its buckets in the order in which gradients become ready.",
     code="""model = DistributedDataParallel(
     model, static_graph=True, gradient_as_bucket_view=True
 )  # and not find_unused_parameters=True""",
@@ -62,7 +62,7 @@ def find(trace: Trace) -> Claims:
         found,
         rows,
         f"{format_count(count, 'bucket')} {steps.per} wait for one that is ready late:"
-        f" {format_ns(gain.exposed_ns / steps.n_steady)} of them {steps.per} with no computation beside it, of which"
+        f" {format_ns(gain.exposed_ns / steps.n_steady)} exposed {steps.per}, of which"
         f" the backward pass could hide {format_ns(gain.hidden_ns / steps.n_steady)}",
         {"waiting_buckets_per_step": count, "n_reduces_per_step": steps.median_count(reduces.step)},
         anchor=int(reduces.op[waited][0]),

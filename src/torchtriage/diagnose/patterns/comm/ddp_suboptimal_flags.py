@@ -35,7 +35,7 @@ FIX = Fix(
 )
 
 _FIX_UNUSED = Fix(
-    text="Every parameter gets its gradient: do not search for unused ones.",
+    text="Every parameter gets a gradient: do not search for unused ones.",
     code="""model = DistributedDataParallel(model, find_unused_parameters=False)
 # or, where the graph is the same in every step:
 model = DistributedDataParallel(model, static_graph=True)""",
@@ -90,8 +90,8 @@ def _search(trace: Trace, search: Ints, sink: Ints) -> Claim:
     rows = np.concatenate([search, sink])
     host_ns = _host_ns_per_step(trace, rows)
     return Claim(
-        message=f"every forward searches the graph for unused parameters ({format_ns(host_ns)} of the host"
-        f" {trace.steps.per}, and one all-reduce more), and none is unused",
+        message=f"every forward searches the graph for unused parameters ({format_ns(host_ns)} of host time"
+        f" {trace.steps.per}, and one extra all-reduce), and none is unused",
         certainty="certain",
         rows=rows,
         **_at_stake(trace, rows, rows[:0]),
@@ -118,7 +118,7 @@ def _copies(trace: Trace, copies: Ints) -> Claim:
     much = f" of {format_bytes(moved_bytes)}" if moved_bytes else ""
     return Claim(
         message=f"{format_count(count, 'gradient')}{much} {'is' if count == 1 else 'are'} copied out of the buckets"
-        f" {steps.per}, which takes {format_ns(host_ns)} of the host",
+        f" {steps.per}, which takes {format_ns(host_ns)} of host time",
         certainty="certain",
         rows=copies,
         **_at_stake(trace, copies, moved),

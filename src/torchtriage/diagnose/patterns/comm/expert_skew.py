@@ -17,7 +17,7 @@ Source: Fedus et al., "Switch Transformers", JMLR 2022 (load balancing loss); Wa
 from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(
-    __name__, "COM064", "Experts of one rank get more tokens, and the others wait", order=422, needs="job"
+    __name__, "COM064", "One rank's experts get more tokens, and the other ranks wait", order=422, needs="job"
 )
 FIX = Fix(
     text="Balance the load of the experts: an auxiliary loss or a bias on the router, a capacity limit, or copies of"

@@ -103,7 +103,7 @@ def _sharded(trace: Trace, found: Collectives, full: Mask, casts: float, half: s
         gathered,
         reduced,
         f"{format_count(count, 'all-gather')} {steps.per} move float32 parameters, of which the products read {half}"
-        f" copies: {format_ns(exposed_ns / steps.n_steady)} with no computation beside it{also}",
+        f" copies: {format_ns(exposed_ns / steps.n_steady)} exposed{also}",
         {
             "float32_gathers_per_step": count,
             "exposed_ms_per_step": ms(exposed_ns / steps.n_steady),
@@ -138,7 +138,7 @@ def _replicated(trace: Trace, found: Collectives, full: Mask, casts: float, half
         np.zeros_like(reduced),
         reduced,
         f"{format_count(count, 'all-reduce')} {steps.per} move float32 gradients of layers that compute in {half}:"
-        f" {format_ns(exposed_ns / steps.n_steady)} with no computation beside it, more than there is to hide it",
+        f" {format_ns(exposed_ns / steps.n_steady)} exposed, more than computation could hide",
         {
             "float32_reductions_per_step": count,
             "exposed_reductions_ms_per_step": ms(exposed_ns / steps.n_steady),

@@ -27,7 +27,7 @@ PATTERN = Pattern.of(
     __name__, "COM057", "FSDP gathers parameters too late to hide it", order=404, needs="collectives ops"
 )
 FIX = Fix(
-    text="Gather the next unit's parameters while the unit before computes.",
+    text="Gather the next unit's parameters while the current unit computes.",
     code="""blocks = list(model.layers)  # each fully_shard(block)
 for now, following in zip(blocks, blocks[1:]):
     now.set_modules_to_forward_prefetch([following])
@@ -37,8 +37,8 @@ for now, following in zip(blocks, blocks[1:]):
     link="https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html",
 )
 _FIX_HOST = Fix(
-    text="Gather the next unit's parameters while the unit before computes: on the CPU a gather blocks unless it is"
-    " asked for asynchronously.",
+    text="Gather the next unit's parameters while the current unit computes: on the CPU a gather blocks unless it is"
+    " asynchronous.",
     code="""for block, following in zip(blocks, blocks[1:]):  # each fully_shard(block)
     following.unshard(async_op=True)  # returns at once; its pre-forward waits
     x = block(x)""",
@@ -72,9 +72,9 @@ def find(trace: Trace) -> Claims:
     yield gain.claim(
         found,
         rows,
-        f"{of_all} begin only when their parameters are needed:"
-        f" {format_ns(gain.exposed_ns / steps.n_steady)} {steps.per} with no computation beside them, of which the"
-        f" computation before could hide {format_ns(gain.hidden_ns / steps.n_steady)}",
+        f"{of_all} start only when their parameters are needed:"
+        f" {format_ns(gain.exposed_ns / steps.n_steady)} exposed {steps.per}, of which"
+        f" earlier computation could hide {format_ns(gain.hidden_ns / steps.n_steady)}",
         {
             "late_gathers_per_step": steps.median_count(gathers.step[late[gathers.at]]),
             "gathers_per_step": steps.median_count(gathers.step),

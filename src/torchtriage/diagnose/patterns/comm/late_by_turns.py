@@ -13,12 +13,15 @@ Source: Ott et al., "fairseq", 2019 (batches by number of tokens); Krell et al.,
 
 from torchtriage.diagnose.patterns.base import Fix, Pattern
 
-PATTERN = Pattern.of(__name__, "COM069", "Ranks are late by turns, as their batches differ", order=426, needs="job")
+PATTERN = Pattern.of(
+    __name__, "COM069", "Ranks take turns being late because their batches differ", order=426, needs="job"
+)
 FIX = Fix(
-    text="Deal each global batch out by length instead of by number, so that all ranks have about as many tokens.",
+    text="Split each global batch by length, not by sample count, so that all ranks get about the same number of"
+    " tokens.",
     code="""order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
 hands, loads = [[] for _ in range(world_size)], [0] * world_size
-for sample in order:  # longest first, each to who has least
+for sample in order:  # longest first, each to the rank with the least
     least = loads.index(min(loads))
     hands[least].append(sample)
     loads[least] += lengths[sample]

@@ -42,7 +42,7 @@ from torchtriage.diagnose.patterns.comm._step_collectives import (
 
 PATTERN = Pattern.of(__name__, "COM037", "Many small collectives", order=410, needs="collectives")
 FIX = Fix(
-    text="Send together what belongs together.",
+    text="Combine small messages into one collective.",
     code="""model = DistributedDataParallel(model)  # bucket_cap_mb stays at 25
 # or by hand: one flat buffer for all gradients
 grads = [p.grad for p in model.parameters() if p.grad is not None]
@@ -116,8 +116,8 @@ def _small(trace: Trace, found: Collectives) -> Claim | None:
     enqueued = found.enqueued_by[small]
     return Claim(
         message=f"{what} {steps.per} {'carry less than 1 MiB' if known else 'are short'} each (median"
-        f" {format_ns(float(np.median(dur[small])))}); {format_ns(exposed_ns / steps.n_steady)} of them {steps.per}"
-        " has no computation beside it",
+        f" {format_ns(float(np.median(dur[small])))}); {format_ns(exposed_ns / steps.n_steady)} of them"
+        f" {steps.per} is exposed",
         certainty="hint" if doubtful else "likely",
         rows=found.rows[small],
         spans=spans,

@@ -21,7 +21,7 @@ PATTERN = Pattern.of(
     __name__, "COM101", "Ranks wait for each other at exchanges of a few numbers", order=427, needs="job"
 )
 FIX = Fix(
-    text="Sum the numbers up on each rank, and exchange them once per step, or once per line of the log.",
+    text="Accumulate the numbers on each rank, and exchange them once per step or once per log line.",
     code="""total = torch.zeros((), device=device)
 for batch in micro_batches:
     loss = loss_fn(model(batch)) / len(micro_batches)

@@ -16,7 +16,7 @@ from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(__name__, "COM065", "One rank does work that the others wait for", order=423, needs="job")
 FIX = Fix(
-    text="Save from all ranks, each its part, and in the background; evaluate on all ranks, each a shard.",
+    text="Let every rank save its own shard, in the background, and evaluate its own shard.",
     code="""import torch.distributed.checkpoint as dcp
 # on every rank
 future = dcp.async_save({"model": model.state_dict()}, checkpoint_id=path)

@@ -21,7 +21,7 @@ Source: Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "Efficient Large-
 from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(
-    __name__, "COM062", "Pipeline stages wait as their schedule implies", order=421, needs="collectives peers"
+    __name__, "COM062", "Pipeline stages wait because of their schedule", order=421, needs="collectives peers"
 )
 FIX = Fix(
     text="Cut the batch into more micro-batches, give each rank several stages (interleaved 1F1B), or use a schedule"
@@ -33,7 +33,7 @@ schedule = ScheduleInterleaved1F1B(stages, n_microbatches=16, loss_fn=loss_fn)
 )
 
 ONE_BY_ONE_FIX = Fix(
-    text="Let a stage go on with the next micro-batch while the others have this one: a schedule of 1F1B.",
+    text="Let a stage start the next micro-batch while the others process this one: a 1F1B schedule.",
     code="""from torch.distributed.pipelining import Schedule1F1B
 schedule = Schedule1F1B(stage, n_microbatches=16, loss_fn=loss_fn)
 schedule.step(batch)  # all micro-batches at once, not one call for each""",

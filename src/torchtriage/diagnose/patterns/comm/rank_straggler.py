@@ -19,9 +19,9 @@ from torchtriage.core.units import format_ns, ms
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Pattern, Trace
 from torchtriage.diagnose.patterns.comm._collectives import shorter
 
-PATTERN = Pattern.of(__name__, "COM036", "A rank that comes late makes the others wait", order=420, needs="collectives")
+PATTERN = Pattern.of(__name__, "COM036", "A late rank makes the others wait", order=420, needs="collectives")
 FIX = Fix(
-    text="Analyse the recordings of all ranks together: that names the late one, and what it did.",
+    text="Analyse the recordings of all ranks together: the report then names the late one and what it did.",
     code="""# on every rank, same steps
 prof.export_chrome_trace(f"traces/rank{torch.distributed.get_rank()}.json.gz")
 # then: torchtriage analyze traces/""",
@@ -58,7 +58,7 @@ def find(trace: Trace) -> Claims:
     waiting = np.where(found.fastest_ns > 0, 1 - found.fastest_ns / np.maximum(trace.dur_ns[found.rows], 1), 0.0)
     yield Claim(
         message=f"equal messages of {label} take {format_ns(median_ns)} at the median and {format_ns(high_ns)} at the"
-        " 95th percentile: another rank comes late, or the network is uneven"
+        " 95th percentile: another rank is late, or the network is uneven"
         f" ({format_ns(waiting_ns / steps.n_steady)} {steps.per})",
         certainty="hint",
         rows=found.rows[mine],

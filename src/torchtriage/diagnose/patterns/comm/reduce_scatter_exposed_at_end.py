@@ -27,12 +27,13 @@ PATTERN = Pattern.of(
     __name__, "COM059", "Most gradients are reduced after the backward pass", order=402, needs="collectives ops"
 )
 FIX = Fix(
-    text="Reduce gradients in buckets that are ready while the backward pass still computes.",
+    text="Reduce gradients in buckets that become ready while the backward pass still computes.",
     code="""model = DistributedDataParallel(model, bucket_cap_mb=25)  # the default""",
     link="https://docs.pytorch.org/docs/stable/notes/ddp.html",
 )
 _FIX_SHARDED = Fix(
-    text="Make units of layers, embedding and head, so that gradients are reduced while the backward pass computes.",
+    text="Make each layer, the embedding and the head a unit of its own, so that gradients are reduced during the"
+    " backward pass.",
     code="""for layer in (model.embedding, *model.layers, model.head):
     fully_shard(layer)
 fully_shard(model)""",
@@ -79,7 +80,7 @@ def find(trace: Trace) -> Claims:
         found,
         rows,
         f"the last message of a backward pass carries {format_share(float(np.median(share[large])))} of the"
-        f" gradients{much}: {format_ns(gain.exposed_ns / steps.n_steady)} {steps.per} with no computation beside it,"
+        f" gradients{much}: {format_ns(gain.exposed_ns / steps.n_steady)} exposed {steps.per},"
         f" of which the backward pass could hide {format_ns(gain.hidden_ns / steps.n_steady)}",
         {
             "share_of_gradients": round(float(np.median(share[large])), 6),

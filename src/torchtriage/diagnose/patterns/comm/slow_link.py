@@ -16,7 +16,7 @@ Source: NCCL tests, bus bandwidth; NCCL documentation, troubleshooting.
 
 from torchtriage.diagnose.patterns.base import Fix, Pattern
 
-PATTERN = Pattern.of(__name__, "COM068", "One group's link is slower than its equals'", order=406, needs="job")
+PATTERN = Pattern.of(__name__, "COM068", "One group's link is slower than its peers'", order=406, needs="job")
 FIX = Fix(
     text="Measure the links of these ranks alone, and compare the counters of their adapters with those of others: a"
     " cable, a port that came up at a lower speed, or a route over the wrong adapter.",

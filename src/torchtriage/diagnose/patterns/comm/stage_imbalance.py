@@ -15,11 +15,11 @@ Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN T
 from torchtriage.diagnose.patterns.base import Fix, Pattern
 
 PATTERN = Pattern.of(
-    __name__, "COM063", "A stage of a pipeline takes longer than the others", order=422, needs="collectives peers"
+    __name__, "COM063", "One pipeline stage takes longer than the others", order=422, needs="collectives peers"
 )
 FIX = Fix(
-    text="Move layers from the longest stage to the others; where its layers are as many, see what else its device or"
-    " its host does.",
+    text="Move layers from the longest stage to the others; if it has no more layers than they do, see what else its"
+    " device or its host does.",
     code="""# split where the measured time is equal, not the number of layers
 split_spec = {"layers.7": SplitPoint.BEGINNING, "layers.15": SplitPoint.BEGINNING}
 pipe = pipeline(model, mb_args=(x,), split_spec=split_spec)""",

@@ -84,9 +84,9 @@ def find(trace: Trace) -> Claims:
     what = "reduce-scatter" if sharded else "all-reduce"
     size = found.size_bytes[redundant[0].reduced[0]]
     yield Claim(
-        message=f"{n_rounds} backward passes per optimizer step reduce gradients each ({format_count(n_each, what)}):"
-        f" all but the last are redundant, and {format_ns(exposed_ns / steps.n_steady)} of them {steps.per} has no"
-        " computation beside it",
+        message=f"{n_rounds} backward passes per optimizer step each reduce gradients ({format_count(n_each, what)}):"
+        f" all but the last are redundant, and {format_ns(exposed_ns / steps.n_steady)} of them {steps.per} is"
+        " exposed",
         certainty="hint" if sharded else "likely",
         rows=found.rows[early],
         spans=spans,

@@ -31,7 +31,7 @@ PATTERN = Pattern.of(
     __name__, "COM060", "Nothing runs beside tensor-parallel collectives", order=405, needs="collectives ops"
 )
 FIX = Fix(
-    text="Cut product and collective into parts, so that one is computed while the other is sent.",
+    text="Split product and collective into chunks, so that one chunk is computed while another is sent.",
     code="""from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
 torch._inductor.config._micro_pipeline_tp = True
@@ -78,8 +78,8 @@ def find(trace: Trace) -> Claims:
         found,
         rows,
         f"{count} {steps.per}, each between two products:"
-        f" {format_ns(exposed_ns / steps.n_steady)} with no computation beside them"
-        f" ({format_share(exposed_ns / wall_ns)} of the step), of which the products before could hide"
+        f" {format_ns(exposed_ns / steps.n_steady)} exposed"
+        f" ({format_share(exposed_ns / wall_ns)} of the step), of which the preceding products could hide"
         f" {format_ns(gain.hidden_ns / steps.n_steady)}",
         {
             "n_collectives_per_step": steps.median_count(steps.of_host(op[pick])),
@@ -125,7 +125,7 @@ def _one_each(trace: Trace, found: Collectives, unpaired: Mask) -> Claim:
     return Claim(
         message=f"{format_count(count, 'all-reduce')} {steps.per} of the forward pass have only one product between"
         f" them; a column-parallel layer before a row-parallel one needs half of them. All of this size:"
-        f" {format_ns(exposed_ns / steps.n_steady)} with no computation beside them",
+        f" {format_ns(exposed_ns / steps.n_steady)} exposed",
         certainty="likely",
         rows=found.rows[pick],
         spans=spans,

@@ -30,7 +30,7 @@ from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Ints, Kind, Ma
 
 PATTERN = Pattern.of(__name__, "CMP030", "A compiled function is split into several graphs", order=342, needs="ops")
 FIX = Fix(
-    text="Let the compiler name every break, and move what causes it out of the function.",
+    text="Let the compiler name each break, and move its cause out of the function.",
     code="""model = torch.compile(model, fullgraph=True)  # raises at the first break
 # TORCH_LOGS=graph_breaks python train.py lists them all
 # not: if x.sum() > limit: x = 2 * x

@@ -26,7 +26,7 @@ from torchtriage.diagnose.patterns.base import HOST_KINDS, Claim, Claims, Edit, 
 
 PATTERN = Pattern.of(__name__, "CMP033", "CUDA graphs are not replayed", order=112, needs="device runtime ops")
 FIX = Fix(
-    text="Take away what keeps a graph from being replayed; the log names it.",
+    text="Remove what keeps the graph from being replayed; the log names it.",
     code="""# TORCH_LOGS=cudagraphs python train.py      # prints why a graph is skipped
 x = x + 1                                    # not x.add_(1) on an input of the function
 mask = mask.to(x.device)                     # no CPU tensor inside
@@ -89,7 +89,7 @@ def _skipped(trace: Trace) -> Claim | None:
     idle_ns = steps.judged_ns(spans)
     return host_claim(
         trace,
-        f"{format_count(count, 'launch', 'launches')} {steps.per} from compiled graphs that were to be"
+        f"{format_count(count, 'launch', 'launches')} {steps.per} from compiled graphs that should have been"
         f" replayed; the GPU waits {format_ns(idle_ns / steps.n_steady)} for them",
         launches,
         spans,

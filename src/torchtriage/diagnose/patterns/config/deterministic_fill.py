@@ -21,7 +21,7 @@ from torchtriage.diagnose.patterns.base import Claims, Fix, Kind, Pattern, Trace
 
 PATTERN = Pattern.of(__name__, "CFG046", "Deterministic mode fills new tensors", order=545, needs="ops work")
 FIX = Fix(
-    text="Switch off the filling; the algorithms stay deterministic.",
+    text="Switch the filling off; algorithms stay deterministic.",
     code="""torch.use_deterministic_algorithms(True)
 torch.utils.deterministic.fill_uninitialized_memory = False""",
     link="https://docs.pytorch.org/docs/stable/deterministic.html#torch.utils.deterministic.fill_uninitialized_memory",
@@ -50,6 +50,6 @@ def find(trace: Trace) -> Claims:
         f" {work.text}",
         certainty="certain",
         what="fill",
-        method="time of the fills; low: what of it the queue can make up for",
+        method="time of the fills; low: while the next work was already queued",
         evidence={"n_fills_per_step": count},
     )

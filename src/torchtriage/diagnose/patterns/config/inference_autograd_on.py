@@ -62,7 +62,9 @@ def find(trace: Trace) -> Claims:
     where = "" if phase.whole else f" in {n_steps} without a backward pass"
     low, high = (np.minimum(1e3 * node_us / np.maximum(trace.dur_ns[recorded], 1), 1.0) for node_us in NODE_US)
     unpriced = (
-        "the memory that it keeps is not priced" if trace.is_host_only else "its time is not priced beside a device"
+        "the cost of the memory it keeps is not estimated"
+        if trace.is_host_only
+        else "its time is not estimated where a device is used"
     )
     yield Claim(
         message=f"{len(recorded):,} of {format_count(len(rows), 'core operator')}"

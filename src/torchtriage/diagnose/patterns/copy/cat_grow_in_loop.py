@@ -131,7 +131,7 @@ def _claim(trace: Trace, rows: Ints, joins: list[_Join]) -> Claim | None:
     new = size * (1 - copied)[steady]
     return work.claim(
         f"a tensor grows by cat to {list(longest.result)}: {format_count(count, 'call')} {steps.per} write"
-        f" {format_count(round(size.sum() / new.sum(), 1))} times what is new and take {work.text}",
+        f" {format_count(round(size.sum() / new.sum(), 1))} times the new data and take {work.text}",
         "cat",
         low=np.clip(gain - left, 0, 1),
         high=gain,

@@ -30,15 +30,15 @@ from torchtriage.diagnose.patterns.copy._weight_moves import WeightMoves, weight
 
 PATTERN = Pattern.of(__name__, "CPY009", "Tensors that leave the GPU and return", order=330, needs="device runtime ops")
 FIX = Fix(
-    text="Do on the device what is done on the host in between.",
+    text="Do the work in between on the device.",
     code="""x = x.clamp(0, 1)
 # instead of: torch.from_numpy(np.clip(x.cpu().numpy(), 0, 1)).to(x.device)""",
     link="https://docs.pytorch.org/docs/stable/torch.html#math-operations",
 )
 
 WEIGHTS = Fix(
-    text="Keep the model on the device: move it once, before the loop. Where not all models fit, keep the ones of every"
-    " step there, or hold their weights in half precision.",
+    text="Keep the model on the device: move it once, before the loop. Where not all models fit, keep those there that"
+    " every step uses, or hold their weights in half precision.",
     code="""model.to(device)  # once, and no model.to("cpu") behind the step
 for batch in loader:
     outputs = model(batch)""",
@@ -71,7 +71,7 @@ def _weights(trace: Trace, moves: WeightMoves) -> Claim:
     held_ns = steps.judged_ns(moves.held) / steps.n_steady
     took = f"takes {format_ns(held_ns)} of {format_ns(steps.wall_ns)} {steps.per}"
     return Claim(
-        message=f"the weights travel in every step: moving them to the GPU and back {took},"
+        message=f"the weights move in every step: copying them to the GPU and back {took},"
         f" {format_bytes(size / steps.n_steady)} in {format_count(n_copies, 'copy', 'copies')}",
         certainty="certain" if trace.has_stacks else "likely",
         rows=np.concatenate([rows, moves.copies]),
@@ -128,8 +128,8 @@ def _tensors(trace: Trace, weights: Mask) -> Claims:
     count = steps.median_count(steps.of_host(rows))
     times = "once" if count == 1 else format_count(count, "time")
     yield Claim(
-        message=f"tensors are copied to the host and back in the same size {times} {steps.per}: the host spends"
-        f" {format_ns(apart_ns)} on the way",
+        message=f"tensors are copied to the host and back in the same size {times} {steps.per}: the round trip takes"
+        f" the host {format_ns(apart_ns)}",
         certainty="likely" if size.max() >= SURE_BYTES and steps.n_steady >= 2 else "hint",
         rows=np.concatenate([rows, calls, copies]),
         spans=spans,

@@ -36,7 +36,7 @@ upcoming.record_stream(torch.cuda.current_stream())""",
 
 COPY_LESS = Fix(
     text="Copy less: keep on the GPU what is copied there again and again, such as weights that an offload holds on the"
-    " host, or store it in fewer bits. A prefetch hides no more than what else there is to do.",
+    " host, or store it in fewer bits. A prefetch hides copies only behind other work.",
     code="""# weights stay on the GPU: no CPUOffloadPolicy, cpu_offload or device_map on the host
 model = model.to(device)
 # or they are half as large

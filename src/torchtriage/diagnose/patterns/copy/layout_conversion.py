@@ -66,7 +66,7 @@ def find(trace: Trace) -> Claims:
         f" {format_count(work.n_per_step, what, plural)}, {format_share(work.share)} of {work.of}",
         "conversion",
         low=undone,
-        method="time of the conversions; low: what of it the queue can make up for"
+        method="time of the conversions; low: while the next work was already queued"
         if undone is None
         else "time of the conversions; low: copies that undo NHWC",
         evidence={"n_conversions_per_step": work.n_per_step, "top_conversions": top, **given(largest_shape=shape)},

@@ -24,7 +24,7 @@ from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Ints, Kind, Pa
 
 PATTERN = Pattern.of(__name__, "CPY010", "Many small copies", order=360, needs="device runtime ops")
 FIX = Fix(
-    text="Copy once what belongs together.",
+    text="Combine small copies into one.",
     code="""batch = torch.stack(pieces).to(device, non_blocking=True)  # not one .to() per piece
 torch._foreach_copy_(targets, sources)  # or one call for many tensors""",
     link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
@@ -64,7 +64,7 @@ def find(trace: Trace) -> Claims:
     yield host_claim(
         trace,
         f"{format_count(count, 'copy', 'copies')} below 64 KiB {steps.per}, {format_share(share)} of all GPU"
-        f" events, take {format_ns(host_ns)} of the host",
+        f" events, take {format_ns(host_ns)} of host time",
         copies,
         lost,
         certainty="likely" if count >= MANY else "hint",

@@ -29,11 +29,9 @@ from torchtriage.diagnose.patterns._weights_cast import of_weights
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Pattern, Trace
 from torchtriage.diagnose.patterns.copy._float64 import claim_float64
 
-PATTERN = Pattern.of(
-    __name__, "CPY012", "Redundant casts, or float64 that leaked in", order=535, needs="ops shapes work"
-)
+PATTERN = Pattern.of(__name__, "CPY012", "Redundant casts, or accidental float64", order=535, needs="ops shapes work")
 FIX = Fix(
-    text="Leave the tensor in one type: the second cast undoes the first.",
+    text="Keep the tensor in one type: the second cast undoes the first.",
     code="x = block(x)  # not block(x.float()).to(torch.bfloat16) around every block",
     link="https://docs.pytorch.org/docs/stable/amp.html",
 )
@@ -114,7 +112,7 @@ def _undone(trace: Trace, casts: Ints, source: Ints, target: Ints) -> Claim | No
         f" {_short(forth)} to {_short(back)} and straight back: {format_ns(work.per_step_ns)},"
         f" {format_share(work.share)} of {work.of}",
         what="cast",
-        method="time of both casts; low: what of it the queue can make up for",
+        method="time of both casts; low: while the next work was already queued",
         evidence={
             "n_round_trips_per_step": count,
             "from_type": forth,
@@ -157,7 +155,7 @@ def _weight_casts(trace: Trace, casts: Ints) -> Claim | None:
     return work.claim(
         f"{format_count(count, 'weight')} {'is' if count == 1 else 'are'} cast again in every step: {work.text}",
         "cast",
-        method="time of the casts; low: what of it the queue can make up for",
+        method="time of the casts; low: while the next work was already queued",
         evidence={"n_weight_casts_per_step": count},
         anchor=int(rows[0]),
         fix=_FIX_WEIGHTS,

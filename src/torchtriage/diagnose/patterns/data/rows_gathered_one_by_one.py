@@ -62,7 +62,7 @@ def find(trace: Trace) -> Claims:
         return
     whole = f"{format_ns(trace.steps.wall_ns)} {trace.steps.per}"
     yield Claim(
-        message=f"DataLoader.__next__ takes {format_count(round(n_rows), 'sample')} one by one out of tensors in memory"
+        message=f"DataLoader.__next__ takes {format_count(round(n_rows), 'sample')} one by one from tensors in memory"
         f" and stacks them again: {format_ns(fetches.per_step_ns)} of {whole}",
         certainty="certain",
         rows=fetches.rows,

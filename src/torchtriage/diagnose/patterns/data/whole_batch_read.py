@@ -1,4 +1,4 @@
-"""Every rank reads the batch of all ranks and keeps its own part.
+"""Every rank reads the whole global batch and keeps its own part.
 
 Looks like: before anything is computed in a step, ``aten::slice`` takes from a tensor's first dimension the part that
     belongs to this rank of the job, one of as many equal ones as there are ranks (or every n-th sample), and the host
@@ -19,9 +19,9 @@ from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Trace
 from torchtriage.diagnose.patterns.data._fetches import MIN_SHARE, idle
 
-PATTERN = Pattern.of(__name__, "DAT069", "Every rank reads the batch of all", order=299, needs="ops shapes steps")
+PATTERN = Pattern.of(__name__, "DAT069", "Every rank reads the whole global batch", order=299, needs="ops shapes steps")
 FIX = Fix(
-    text="Let each rank read its own part of the batch only.",
+    text="Let each rank read only its own part of the batch.",
     code="""sampler = DistributedSampler(dataset)
 loader = DataLoader(dataset, batch_size=per_rank, sampler=sampler)
 # by hand: data.read(range(first + rank * per_rank, first + (rank + 1) * per_rank))""",
@@ -48,8 +48,8 @@ def find(trace: Trace) -> Claims:
         return
     high = (world - 1) / world
     yield Claim(
-        message=f"{format_ns(lost_ns)} of {format_ns(steps.wall_ns)} {steps.per} pass until a batch is there of which"
-        f" rank {rank} keeps its part of {format_count(world, 'equal one')}",
+        message=f"{format_ns(lost_ns)} of {format_ns(steps.wall_ns)} {steps.per} pass until a batch is ready of which"
+        f" rank {rank} keeps one of {format_count(world, 'equal part')}",
         certainty="likely",
         rows=rows,
         spans=at_stake,

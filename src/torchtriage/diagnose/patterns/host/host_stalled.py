@@ -49,7 +49,7 @@ torch.set_num_threads(len(cores_of[local_rank]))""",
     "#utilize-non-uniform-memory-access-numa-controls",
 )
 ONCE = Fix(
-    text="Record several steps after a warm-up: what is still there then is worth a look.",
+    text="Record several steps after a warm-up: stalls that remain are worth a look.",
     code="schedule = torch.profiler.schedule(wait=1, warmup=3, active=5, repeat=1)",
     link="https://docs.pytorch.org/docs/stable/profiler.html#torch.profiler.schedule",
 )
@@ -86,7 +86,7 @@ def find(trace: Trace) -> Claims:
     if not lasting:
         yield Claim(
             f"the GPU stands idle for {format_ns(idle_ns)} in {format_count(len(rows), 'stall')} of the host, inside"
-            f" {where}: first use or an interrupted thread, gone in steady state, so nothing is promised",
+            f" {where}: first use or an interrupted thread, gone in steady state, so no saving is claimed",
             "hint",
             rows,
             anchor=worst,

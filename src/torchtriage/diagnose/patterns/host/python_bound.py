@@ -41,8 +41,8 @@ from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, K
 PATTERN = Pattern.of(__name__, "HST020", "The step waits for Python", order=370, needs="ops gaps")
 _GUIDE = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
 FIX = Fix(
-    text="Look at what runs there: a loop over elements becomes one operation on the whole array or tensor, what is the"
-    " same in every step is computed once before the loop.",
+    text="Look at what runs there: turn a loop over elements into one operation on the whole array or tensor, and"
+    " compute what is the same in every step once, before the loop.",
     code="""image = (image * scale + offset).clamp(0, 1)  # in place of a loop over its pixels
 plan = make_plan(model)  # in place of the same plan in every step""",
     link=_GUIDE,

@@ -39,7 +39,7 @@ parts = indices.view(n, -1)  # one tensor instead of thousands of views""",
     link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html",
 )
 COMPUTED = Fix(
-    text="Copy what it is computed from to the device and compute there, for the whole batch at once; or prepare it in"
+    text="Copy its inputs to the device and compute there, for the whole batch at once; or prepare it in"
     " the loader's workers.",
     code="""waves = torch.stack(batch).to(device, non_blocking=True)
 features = log_mel(waves)  # window and filters on the device, too""",
@@ -53,7 +53,7 @@ CREATED = Fix(
 )
 PINNED = Fix(
     text="Pin the batches where they are made, or copy them into a buffer that is pinned once: pinning memory takes"
-    " longer than the copy that it speeds up.",
+    " longer than the copy it speeds up.",
     code="loader = DataLoader(dataset, batch_size=..., num_workers=8, pin_memory=True)",
     link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
 )

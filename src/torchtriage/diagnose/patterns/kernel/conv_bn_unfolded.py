@@ -128,7 +128,7 @@ def _biases(trace: Trace, convolutions: Ints, norms: Ints) -> Claims:
     steps = trace.steps
     count = steps.mean_count(steps.of_host(convolutions[biased]))
     yield work.claim(
-        message=f"adding biases that a batch norm takes away takes {format_ns(work.per_step_ns)} {steps.per} in"
+        message=f"adding biases that a batch norm cancels takes {format_ns(work.per_step_ns)} {steps.per} in"
         f" {format_count(count, 'convolution')}, {format_share(work.share)} of {work.of}",
         certainty="certain",
         what="bias",

@@ -32,10 +32,14 @@ from torchtriage.diagnose.patterns._op_work import Work, work_of
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Pattern, Trace
 
 PATTERN = Pattern.of(
-    __name__, "KRN072", "A backward pass takes many times its forward pass", order=547, needs="ops shapes work"
+    __name__,
+    "KRN072",
+    "A backward pass takes many times as long as its forward pass",
+    order=547,
+    needs="ops shapes work",
 )
 FIX = Fix(
-    text="Write it with operations whose gradients are cheap, or give it a backward pass of its own.",
+    text="Write it with operations whose gradients are cheap, or write its backward pass by hand.",
     code="""class Op(torch.autograd.Function):  # with forward() and backward()
     ...""",
     link="https://docs.pytorch.org/docs/stable/notes/extending.html#extending-torch-autograd",

@@ -85,7 +85,7 @@ _ATTENTION_ROCM = Fix(
     link="https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cuda.preferred_rocm_fa_library",
 )
 _SHORT = Fix(
-    text="Pack short sequences into longer ones, or try another backend: the fused kernel pays its start and end for"
+    text="Pack short sequences into longer ones, or try another backend: the fused kernel pays its fixed costs for"
     " little work.",
     code="""from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -104,7 +104,7 @@ x = x.to(memory_format=torch.channels_last)  # once, where the batch is moved"""
     link="https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html",
 )
 _STRIDED = Fix(
-    text="Keep the layout that the next operators read, so that they pass through memory in order.",
+    text="Keep the layout that the next operators expect, so that they read memory in order.",
     code="""x = x.contiguous()  # once, where several operators read it
 # instead of a view per operator: x.transpose(1, 2) + y""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.contiguous.html",

@@ -25,7 +25,7 @@ PATTERN = Pattern.of(
     __name__, "KRN070", "Fourier transforms of a length with a large prime factor", order=545, needs="ops shapes work"
 )
 FIX = Fix(
-    text="Pad the transform to a length of small factors, and cut the result.",
+    text="Pad the transform to a length with small prime factors, and crop the result.",
     code="""n = signal.shape[-1] + kernel.shape[-1] - 1
 fast = 1 << (n - 1).bit_length()  # or scipy.fft.next_fast_len(n, real=True)
 spectrum = torch.fft.rfft(signal, fast) * torch.fft.rfft(kernel, fast)

@@ -28,7 +28,7 @@ from torchtriage.diagnose.patterns.base import Claims, Fix, Pattern, Trace
 
 PATTERN = Pattern.of(__name__, "KRN074", "A convolution with a long kernel", order=546, needs="ops shapes work")
 FIX = Fix(
-    text="Convolve by way of Fourier transforms.",
+    text="Convolve with FFTs.",
     code="""n = signal.shape[-1] + kernel.shape[-1] - 1
 spectrum = torch.fft.rfft(signal, n) * torch.fft.rfft(kernel, n)
 out = torch.fft.irfft(spectrum, n)  # conv1d(signal, kernel.flip(-1), padding=taps - 1)""",

@@ -27,7 +27,7 @@ from torchtriage.diagnose.patterns.kernel._occupancy import alone, blocks, multi
 
 PATTERN = Pattern.of(__name__, "KRN024", "Kernels are too small to fill the device", order=560, needs="device")
 FIX = Fix(
-    text="Give every step more to do: a larger batch, or several small ones merged.",
+    text="Give every step more work: a larger batch, or several small ones merged.",
     code="loader = DataLoader(dataset, batch_size=4 * batch_size)  # and scale the learning rate",
     link="https://docs.pytorch.org/docs/stable/data.html#loading-batched-and-non-batched-data",
 )

@@ -27,10 +27,10 @@ from torchtriage.diagnose.patterns._op_work import work_of
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Pattern, Trace
 
 PATTERN = Pattern.of(
-    __name__, "KRN073", "A reduction goes through its results one by one", order=548, needs="ops shapes work"
+    __name__, "KRN073", "A reduction computes its outputs one by one", order=548, needs="ops shapes work"
 )
 FIX = Fix(
-    text="Bring the axis to the end before the norm, or write a norm of two components as hypot.",
+    text="Move the axis to the end before the norm, or write a norm of two components as hypot.",
     code="""length = x.movedim(1, -1).contiguous().norm(dim=-1)  # not x.norm(dim=1)
 length = torch.hypot(re, im)  # not torch.stack([re, im]).norm(dim=0)""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.hypot.html",
@@ -42,7 +42,7 @@ largest = x.abs().amax(-1)  # not x.norm(p=float("inf"), dim=-1)""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.sum.html",
 )
 _VARIANCE = Fix(
-    text="Write the variance out of sums, which are vectorised.",
+    text="Compute the variance from sums, which are vectorised.",
     code="""centred = x - x.mean(1, keepdim=True)
 var = centred.square().sum(1) / (x.shape[1] - 1)  # not x.var(1)""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.var.html",

@@ -27,7 +27,7 @@ from torchtriage.diagnose.patterns._op_work import work_of
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Floats, Ints, Kind, Pattern, Trace, aten
 
 PATTERN = Pattern.of(
-    __name__, "KRN071", "Products in the order that takes more work", order=546, needs="ops shapes work"
+    __name__, "KRN071", "Matrix products in the order that takes more work", order=546, needs="ops shapes work"
 )
 FIX = Fix(
     text="Contract the long axis first; with opt_einsum installed PyTorch finds the order by itself.",
@@ -36,7 +36,7 @@ out = torch.einsum("bhnd,bhde->bhne", queries, context)""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.einsum.html",
 )
 _NARROW_FIRST = Fix(
-    text="Make the features narrow before they are added up over neighbours, where the layer makes them narrower.",
+    text="If the layer narrows the features, apply it before summing over neighbours.",
     code="""out = torch.sparse.mm(adjacency, linear(x)) + bias
 # not linear(torch.sparse.mm(adjacency, x)) + bias, nor linear(mean_over_neighbours(x))""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.sparse.mm.html",
@@ -144,7 +144,7 @@ def _sparse(trace: Trace) -> Iterator[Claim]:
         trace,
         rows[share > 0],
         share[share > 0],
-        f"products of a sparse matrix with {width:,} columns, which a layer makes fewer right after, take",
+        f"products of a sparse matrix with {width:,} columns, which a layer reduces right after, take",
         {"columns": width},
         int(longest),
         _NARROW_FIRST,
@@ -178,7 +178,7 @@ def _gathered(trace: Trace) -> Iterator[Claim]:
         trace,
         rows[share > 0],
         share[share > 0],
-        f"gathering and adding up rows of {columns:,} columns, which a layer then makes fewer, takes",
+        f"gathering and adding up rows of {columns:,} columns, which a layer then reduces, takes",
         {"columns": columns},
         int(rows[longest]),
         _NARROW_FIRST,
@@ -222,7 +222,7 @@ def _claim(
     shares = dict(zip(rows.tolist(), share.tolist(), strict=True))
     own = np.array([shares.get(row, 0.0) for row in work.op.tolist()])
     yield work.claim(
-        f"{what} {work.text}; the other order leaves out {format_share(float(own.max()))} of the work",
+        f"{what} {work.text}; the other order saves {format_share(float(own.max()))} of the work",
         "products",
         low=SURE * own,
         high=own,

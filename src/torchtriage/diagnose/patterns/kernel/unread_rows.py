@@ -26,7 +26,7 @@ from torchtriage.diagnose.patterns._op_work import work_of
 from torchtriage.diagnose.patterns.base import Claims, Fix, Pattern, Trace
 
 PATTERN = Pattern.of(
-    __name__, "KRN075", "A layer is computed for rows that nobody reads", order=549, needs="ops shapes work"
+    __name__, "KRN075", "A layer is computed for rows that are never read", order=549, needs="ops shapes work"
 )
 FIX = Fix(
     text="Pick the positions before the layer, not after it.",

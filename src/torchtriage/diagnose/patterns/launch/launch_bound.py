@@ -49,13 +49,13 @@ FIX = Fix(
     link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
 )
 _COMPILED = Fix(
-    text="Compile the model, which leaves fewer kernels to launch, or launch larger batches. No CUDA graph as it is:"
-    " kernels differ from step to step, or the host waits or allocates in between.",
+    text="Compile the model, which leaves fewer kernels to launch, or launch larger batches. CUDA graphs do not work"
+    " yet: kernels differ from step to step, or the host waits or allocates in between.",
     code="model = torch.compile(model)",
     link="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
 )
 
-_THERE = "Look at the place first: rounds of a loop there can often be one call on a whole batch. "
+_THERE = "Look at this place first: iterations of a loop there can often become one call on a whole batch. "
 
 MIN_SHARE = 0.20  # share of the step (catalogue 14)
 MIN_DISPATCH = 1 / 3

@@ -29,8 +29,8 @@ PATTERN = Pattern.of(
     __name__, "LCH076", "A recurrent layer works on packed sequences", order=348, needs="ops shapes work"
 )
 FIX = Fix(
-    text="Give the layer the padded batch, of sequences of like lengths. The last output of each stands at its length"
-    " less 1, and is not the state that the layer returns.",
+    text="Give the layer the padded batch, made of sequences of similar length. The last output of each stands at its"
+    " length less 1, and is not the state that the layer returns.",
     code="""outputs, _ = lstm(padded)  # batch_first; not pack_padded_sequence(padded, lengths)
 last = outputs[torch.arange(len(lengths)), lengths - 1]""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html",
@@ -78,7 +78,7 @@ def find(trace: Trace) -> Claims:
     yield host_claim(
         trace,
         f"aten::lstm on packed sequences, {format_count(per_step, 'call')} {trace.steps.per}, takes {time.text}"
-        f" with its backward pass: it does one of {batch.time_steps:,} time steps after the other; the padded batch, in"
+        f" with its backward pass: it computes {batch.time_steps:,} time steps one after another; the padded batch, in"
         f" one call, would be {format_share(filled)} full",
         rows,
         time.spans,

@@ -109,7 +109,7 @@ def _claim(trace: Trace, loop: SampleLoop) -> Claim | None:
     low *= gain / trace.origin.inflation
     return host_claim(
         trace,
-        f"a loop over a tensor of shape {shape} runs {format_count(per_step, 'round')} of"
+        f"a loop over a tensor of shape {shape} runs {format_count(per_step, 'iteration')} of"
         f" {format_count(len(body), 'operator')} {steps.per}: {time} of {format_ns(steps.wall_ns)}{filling}",
         selects,
         np.concatenate([at_stake, filled]),

@@ -124,7 +124,10 @@ def _claim(trace: Trace, ops: Ints, runs: list[Ints]) -> Claims:
     }
     if not known:
         yield Claim(
-            f"{message}; whether their inputs are known beforehand is not seen", "hint", rows, evidence=evidence
+            f"{message}; the recording does not show whether their inputs are known beforehand",
+            "hint",
+            rows,
+            evidence=evidence,
         )
         return
     gain = 1.0 - 1.0 / min(in_a_row, MAX_GAIN_ROUNDS)

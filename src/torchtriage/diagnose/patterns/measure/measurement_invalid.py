@@ -125,7 +125,7 @@ def _first_runs(trace: Trace) -> Claim | None:
         trace,
         f"the GPU stands idle for {format_ns(idle_ns)} of the {format_ns(wall_ns)} recorded"
         f" ({format_share(idle_ns / wall_ns)}) before kernels that run for the first time, and a launch takes"
-        f" {format_ns(load_ns)}: loading or compilation, as far as a recording without operators shows",
+        f" {format_ns(load_ns)}: loading or compilation, as far as a recording without operators can show",
         calls,
         {
             "idle_before_first_runs_ms": ms(idle_ns),

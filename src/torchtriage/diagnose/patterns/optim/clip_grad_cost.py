@@ -99,7 +99,7 @@ def _on_device(trace: Trace, first: Ints, last: Ints, looping: Mask, n_norms: in
         edits.append(Edit("threads", factor=1 - LOOP_GAIN, best=0.0, spans=looped_on_host))
     yield host_claim(
         trace,
-        f"clipping gradients {' and '.join(does)} {steps.per}: the host is at it for {format_ns(held_ns)}, and the GPU"
+        f"clipping gradients {' and '.join(does)} {steps.per}: the host spends {format_ns(held_ns)} on it, and the GPU"
         f" stands idle for {format_ns(idle_ns)}",
         distinct(np.concatenate([first, waits.row[reads]])),
         spans,

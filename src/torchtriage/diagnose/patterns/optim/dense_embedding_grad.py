@@ -30,7 +30,7 @@ PATTERN = Pattern.of(
     __name__, "OPT047", "Dense gradients for an embedding that is sparsely used", order=542, needs="ops shapes work"
 )
 FIX = Fix(
-    text="Ask for sparse gradients, and give the table an optimizer that takes them.",
+    text="Ask for sparse gradients, and give the table an optimizer that accepts them.",
     code="""table = torch.nn.Embedding(n_rows, width, sparse=True)
 sparse = torch.optim.SparseAdam(table.parameters(), lr=lr)  # or SGD, Adagrad
 dense = torch.optim.AdamW(other_parameters, lr=lr)""",
@@ -38,7 +38,7 @@ dense = torch.optim.AdamW(other_parameters, lr=lr)""",
 )
 
 _SAME_RESULT = Fix(
-    text="Ask for sparse gradients: this optimizer takes them as it is (but for its fused form), and rows without a"
+    text="Ask for sparse gradients: this optimizer accepts them as it is (except its fused form), and rows without a"
     " gradient do not move either way.",
     code="""table = torch.nn.Embedding(n_rows, width, sparse=True)
 bags = torch.nn.EmbeddingBag(n_rows, width, mode="mean", sparse=True)""",
@@ -73,7 +73,7 @@ def find(trace: Trace) -> Claims:
     untouched = min(1 - table.n_indices / table.shape[0] for table in used)
     count = steps.mean_count(steps.of_host(rows))
     times = f" {format_count(count, 'time')} {steps.per}" if count >= MANY * len(used) else ""
-    others = f", and those of {format_count(len(used) - 1, 'more table')} likewise" if len(used) > 1 else ""
+    others = f", and so are those of {format_count(len(used) - 1, 'more table')}" if len(used) > 1 else ""
     same = moves_no_other_row(trace, updates, used)
     yield work._replace(per_step_ns=took_ns, share=share).claim(
         f"a gradient of {shape[0]:,} x {shape[1]:,} is filled{times} for"

@@ -23,7 +23,7 @@ PATTERN = Pattern.of(
     __name__, "SYN002", "Data-dependent shapes make the host wait", order=333, needs="device runtime ops"
 )
 FIX = Fix(
-    text="Keep shapes fixed: mask values instead of selecting them, or state the size.",
+    text="Keep shapes fixed: mask values instead of selecting them, or pass the output size.",
     code="""loss = torch.where(y >= 0, loss_per_item, 0).sum() / (y >= 0).sum()
 # instead of: loss = loss_per_item[y >= 0].mean()
 torch.repeat_interleave(x, repeats, output_size=n)

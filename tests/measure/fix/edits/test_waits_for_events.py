@@ -24,6 +24,6 @@ def test_what_is_set_from_outside_is_not_waited_for():
             worker.closed = True
     """
     found = proposals(before, "time.sleep", "HST104", "waits-for-events")
-    assert [item.what for item in found] == ["poll more often in line 12"]
+    assert [item.what for item in found] == ["poll more often on line 12"]
     assert found[0].changes
     assert not proposed(before.replace("0.05", "30"), "time.sleep", "HST104", "waits-for-events")

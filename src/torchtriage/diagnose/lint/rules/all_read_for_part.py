@@ -22,7 +22,7 @@ from torchtriage.diagnose.lint.work_syntax import Comprehension
 RULE = Rule("DAT105", "all-read-for-part", "data", "A whole file is read for part of it", "medium", over=("DAT103",))
 
 FIX = Fix(
-    text="Read the part that is used.",
+    text="Read only the part that is used.",
     code="""info = torchaudio.info(path)
 wav, sr = torchaudio.load(path, frame_offset=start, num_frames=n)
 x = self.file["x"][i]                      # not self.file["x"][:][i]""",
@@ -56,7 +56,7 @@ def find(module: Module) -> Iterator[Hit]:
                 continue
             cut = _cut(function, call)
             if cut is not None:
-                message = f"all of it is read, and a part used: {text_of(cut)}"
+                message = f"all of it is read, but only a part is used: {text_of(cut)}"
                 yield Hit(call.node, message, call.attr, severity=None if call.name in _VIDEO else "low")
     for function in samples.functions:
         for taken in _collected(function):

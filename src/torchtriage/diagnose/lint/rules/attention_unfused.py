@@ -49,7 +49,7 @@ def find(module: Module) -> Iterator[Hit]:
         if _PRODUCT.search(body) and re.search("softmax|attend", body, re.IGNORECASE):
             hit = _Function(function.node).hit
             if hit is not None:
-                yield Hit(hit, "attention is written out: scores go through memory again and again")
+                yield Hit(hit, "attention is written out: scores make several passes through memory")
 
 
 def _unused_weights(module: Module) -> Iterator[Hit]:
@@ -63,13 +63,13 @@ def _unused_weights(module: Module) -> Iterator[Hit]:
         if keyword(call.node, "need_weights") is not None or len(call.node.args) >= _N_WEIGHTS or unpacks(call.node):
             continue
         if _takes_first(function.node, call.node):
-            said = f"attention weights are computed, and not used: {text_of(call.node)}"
+            said = f"attention weights are computed but not used: {text_of(call.node)}"
             yield Hit(call.node, said, "forward", "low", fix=_NO_WEIGHTS)
 
 
 _N_WEIGHTS = 5  # the place of need_weights among the positional arguments
 _NO_WEIGHTS = Fix(
-    text="Ask for no weights: the fused operator is used then.",
+    text="Ask for no weights: then the fused operator is used.",
     code="out, _ = self.attn(x, x, x, need_weights=False)",
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
 )

@@ -44,7 +44,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         loop = call.context.loop
         if decodes:
-            yield Hit(call.node, f"every step decodes this by itself: {text_of(call.node)}", call.attr)
+            yield Hit(call.node, f"every step decodes this itself: {text_of(call.node)}", call.attr)
         elif loop is not None and not loop.steps and _takes_element(call, loop):
             yield Hit(call.node, f"every step works through its batch one by one: {text_of(call.node)}", call.attr)
     for loop in module.loops:
@@ -56,7 +56,7 @@ def find(module: Module) -> Iterator[Hit]:
                 and path_of(node.value) in sets
                 and not isinstance(node.slice, ast.Slice)
             ):
-                yield Hit(node, f"every step makes its samples by itself: {text_of(node)}")
+                yield Hit(node, f"every step makes its samples itself: {text_of(node)}")
                 break
 
 

@@ -72,7 +72,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, f"{what} in every step: {text_of(call.node)}", call.attr, severity=severity)
     for call in samples_of(module).calls():
         if _SAMPLE_PARTS.search(call.name) and not _is_stored(call):
-            yield Hit(call.node, f"this is made for every sample: {text_of(call.node)}", call.attr)
+            yield Hit(call.node, f"this is created for every sample: {text_of(call.node)}", call.attr)
 
 
 def _built(module: Module, call: SourceCall) -> tuple[str, Severity | None]:
@@ -80,22 +80,22 @@ def _built(module: Module, call: SourceCall) -> tuple[str, Severity | None]:
     if name.startswith("torch.optim.") and call.attr[:1].isupper() and "lr_scheduler" not in name:
         if not call.arguments or call.arguments[0].kind != "params":
             return "", None  # of a tensor that this step itself has made
-        return "an optimizer is made, and forgets its state,", None
+        return "an optimizer is created, and its state lost,", None
     if name in LOADERS:
-        return "a loader is made", "low"
+        return "a loader is created", "low"
     if _WEIGHTS.match(name):
-        return "a layer is made, with new weights,", None
+        return "a layer is created, with new weights,", None
     if _POOLS.match(name):
         return "a pool or process is started", None
     if _TRANSFORMS.match(name):
-        return "a transform is made", "low"
+        return "a transform is created", "low"
     if call.attr == "from_pretrained":
         return "a model or tokenizer is loaded", "high"
     if _HEAVY_PARTS.search(name):
-        return "this is made", "medium"
+        return "this is created", "medium"
     made = module.classes.get(call.attr) if isinstance(call.node.func, ast.Name) else None
     if made is not None and made.is_module and call.context.step_loop is not None:
-        return "a model is made", "low"
+        return "a model is created", "low"
     return "", None
 
 

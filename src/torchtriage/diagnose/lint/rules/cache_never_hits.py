@@ -19,7 +19,7 @@ from torchtriage.diagnose.lint.syntax import walk
 RULE = Rule("HST107", "cache-never-hits", "host", "A cache never gets a hit", "low")
 
 FIX = Fix(
-    text="Ask by what makes two inputs equal.",
+    text="Use a key that is equal for equal inputs.",
     code="""key = (name, tuple(x.shape))      # not x, and not id(x)
 if key not in cache:
     cache[key] = mask_for(*key)""",
@@ -59,7 +59,7 @@ def _asked(module: Module, node: ast.Compare, function: SourceFunction | None) -
         if len(made) == 1:
             key = made[0]
     if _is_of_one_step(module, key, function):
-        yield Hit(node, f"this key does not come again: {text_of(key)}")
+        yield Hit(node, f"this key never repeats: {text_of(key)}")
 
 
 def _is_of_one_step(module: Module, key: ast.expr, function: SourceFunction | None) -> bool:

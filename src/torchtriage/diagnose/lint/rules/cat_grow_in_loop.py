@@ -22,7 +22,7 @@ from torchtriage.diagnose.lint.syntax import attributes_in
 RULE = Rule("CPY013", "cat-grow-in-loop", "copy", "A tensor grows by concatenation in a loop", "medium")
 
 FIX = Fix(
-    text="Gather a list and concatenate once, or write into a tensor of full size.",
+    text="Collect a list and concatenate once, or write into a preallocated tensor.",
     code="""out = torch.empty(n, width, device=x.device)
 for i, part in enumerate(parts):
     out[i] = part               # instead of: out = torch.cat([out, part])""",

@@ -38,7 +38,7 @@ def find(module: Module) -> Iterator[Hit]:
         if call.context.hot:
             yield Hit(call.node, f"every step writes a checkpoint: {text_of(call.node)}", call.attr)
         elif call.context.modulo and type(every := next(runs_every(module, call), None)) is int and every <= OFTEN:
-            yield Hit(call.node, f"every few steps write a checkpoint: {text_of(call.node)}", call.attr)
+            yield Hit(call.node, f"a checkpoint is written every few steps: {text_of(call.node)}", call.attr)
     for call in module.calls:
         if call.attr.endswith("TrainingArguments") or call.attr == "ModelCheckpoint":
             every = keyword(call.node, "save_steps") or keyword(call.node, "every_n_train_steps")

@@ -27,7 +27,7 @@ RULE = Rule(
 )
 
 FIX = Fix(
-    text="Take it out of the compiled function, and compile with fullgraph=True to get an error for each.",
+    text="Move it out of the compiled function, and compile with fullgraph=True to get an error for each break.",
     code="""model = torch.compile(model, fullgraph=True)  # raises at the first break
 # TORCH_LOGS=graph_breaks python train.py   # lists them all""",
     link="https://docs.pytorch.org/docs/stable/torch.compiler_faq.html#graph-breaks",

@@ -22,7 +22,7 @@ from torchtriage.diagnose.lint.syntax import arguments, given_names, keyword, li
 RULE = Rule("CMP031", "compile-recompile", "compile", "Compiled code is recompiled again and again", "medium")
 
 FIX = Fix(
-    text="Pass what changes as a tensor, in one dtype.",
+    text="Pass changing values as tensors, in one dtype.",
     code="""torch._dynamo.mark_dynamic(x, 0)         # this dimension varies: one graph for all
 step = torch.tensor(step, device=device)  # not a Python number that changes
 # TORCH_LOGS=recompiles python train.py    # prints what changed""",
@@ -57,7 +57,7 @@ def find(module: Module) -> Iterator[Hit]:
         }
         for item in given:
             if _counts(item, counters):
-                yield Hit(call.node, f"{text_of(item)!r} is another number in every call: it compiles again")
+                yield Hit(call.node, f"{text_of(item)!r} is a different number in every call: each call recompiles")
                 break
             if isinstance(item, ast.IfExp) and _flips(item):
                 yield Hit(call.node, f"the dtype changes from call to call: {text_of(item)}")
@@ -85,7 +85,7 @@ def _counting(module: Module) -> Iterator[Hit]:
             and other.context.function.owner is function.owner
         ]
         if any(isinstance(node, ast.Constant) and isinstance(node.value, int | float) for node in begun):
-            yield Hit(assign.node, f"{assign.target} is another number in every call: it compiles again")
+            yield Hit(assign.node, f"{assign.target} is a different number in every call: each call recompiles")
 
 
 def _growing(module: Module) -> Iterator[Hit]:
@@ -95,7 +95,7 @@ def _growing(module: Module) -> Iterator[Hit]:
     fresh = {assign.target for assign in module.assigns if assign.how == "=" and compiled(assign.context)}
     for assign in grows:
         if assign.target in inside - fresh and compiled(assign.context) and _is_outside(assign):
-            yield Hit(assign.node, f"{assign.target} is longer in every call: it compiles again", assign.how)
+            yield Hit(assign.node, f"{assign.target} is longer in every call: each call recompiles", assign.how)
     growing = {assign.target for assign in grows if assign.context.hot and "." in assign.target} - inside - fresh
     paths = {path for path in growing if path.startswith("self.")}
     owners = {assign.context.function.owner for assign in grows if assign.target in paths and assign.context.function}
@@ -104,7 +104,7 @@ def _growing(module: Module) -> Iterator[Hit]:
             continue
         for node in ast.walk(function.node):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and text_of(node) in paths:
-                yield Hit(node, f"{text_of(node)} is longer in every call: it compiles again")
+                yield Hit(node, f"{text_of(node)} is longer in every call: each call recompiles")
                 break
 
 
@@ -140,7 +140,7 @@ def _fixed_sizes(module: Module) -> Iterator[Hit]:
                 and _sized(node.value, loop.targets)
                 for node in ast.walk(loop.node)
             ):
-                yield Hit(made.node, "dynamic=False, and the sizes change from turn to turn: each compiles again")
+                yield Hit(made.node, "dynamic=False, but sizes change between iterations: each size recompiles")
                 break
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, unpacks
 from torchtriage.diagnose.lint.syntax import is_self
 
-RULE = Rule("KRN026", "conv-bn-unfolded", "kernel", "A bias that the batch norm after it takes away", "note")
+RULE = Rule("KRN026", "conv-bn-unfolded", "kernel", "A bias that the next batch norm cancels", "note")
 
 FIX = Fix(
     text="Build the convolution without a bias; checkpoints with the bias need strict=False.",

@@ -49,7 +49,7 @@ def find(module: Module) -> Iterator[Hit]:
         read = call.receiver.readback
         if read is None or call.value.device != 2 or not call.context.hot:
             continue
-        line = "" if read.lineno == call.node.lineno else f", read back in line {read.lineno}"
+        line = "" if read.lineno == call.node.lineno else f", read back on line {read.lineno}"
         yield Hit(
             call.node,
             f"a tensor returns to the device{line}: {text_of(call.node)}",

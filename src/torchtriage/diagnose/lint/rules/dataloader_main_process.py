@@ -35,7 +35,5 @@ def find(module: Module) -> Iterator[Hit]:
         known = dataset(module, call)
         cheap = known is not None and module.on_cpu and not reads_or_transforms(module, known)
         yield Hit(
-            call.node,
-            "this loader has no workers: batches are made between two steps",
-            severity="note" if cheap else None,
+            call.node, "this loader has no workers: batches are made between steps", severity="note" if cheap else None
         )

@@ -22,7 +22,7 @@ from torchtriage.diagnose.lint.torch_names import LOADERS
 RULE = Rule("DAT019", "dataloader-starved", "data", "Worker processes are restarted in every epoch", "low")
 
 FIX = Fix(
-    text="Keep the workers from epoch to epoch.",
+    text="Keep the workers alive between epochs.",
     code="loader = DataLoader(dataset, num_workers=8, persistent_workers=True)",
     link="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
 )

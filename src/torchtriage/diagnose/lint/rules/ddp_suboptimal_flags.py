@@ -15,7 +15,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, k
 RULE = Rule("COM039", "ddp-suboptimal-flags", "comm", "DDP does work that a flag would avoid", "medium")
 
 FIX = Fix(
-    text="Leave find_unused_parameters off unless parameters are really unused.",
+    text="Leave find_unused_parameters off unless parameters really go unused.",
     code="model = DistributedDataParallel(model, find_unused_parameters=False)",
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html",
 )

@@ -16,7 +16,7 @@ from torchtriage.diagnose.lint.torch_names import words
 RULE = Rule("CFG044", "debug-mode-on", "config", "A debug mode is switched on", "high")
 
 FIX = Fix(
-    text="Take it out, or put it behind a flag.",
+    text="Remove it, or put it behind a flag.",
     code="torch.autograd.set_detect_anomaly(args.detect_anomaly)",
     link="https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#disable-debugging-apis",
 )

@@ -15,7 +15,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, literal
 RULE = Rule("CFG046", "deterministic-fill", "config", "Deterministic mode fills new tensors", "low")
 
 FIX = Fix(
-    text="Demand it only where it is needed, and leave new memory as it is.",
+    text="Require it only where it is needed, and leave new memory unfilled.",
     code="""torch.use_deterministic_algorithms(True)
 torch.utils.deterministic.fill_uninitialized_memory = False""",
     link="https://docs.pytorch.org/docs/stable/notes/randomness.html",

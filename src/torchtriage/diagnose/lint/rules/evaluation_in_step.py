@@ -38,13 +38,13 @@ def find(module: Module) -> Iterator[Hit]:
     for loop in module.loops:
         outer = loop.outer
         if _evaluates(loop) and outer is not None and _is_training(outer) and not loop.context.rare:
-            yield Hit(loop.place, "all of this is gone through in every step of training")
+            yield Hit(loop.place, "every training step goes through all of this")
     for call in module.calls:
         around = call.context.step_loop
         if around is None or not _is_training(around) or not passes.intersection(call.callees):
             continue
         if not call.context.seldom:
-            yield Hit(call.node, f"every step of training goes through all of this: {text_of(call.node)}", call.attr)
+            yield Hit(call.node, f"every training step goes through all of this: {text_of(call.node)}", call.attr)
         elif call.context.modulo and (every := next(filter(_is_often, runs_every(module, call)), 0)):
             message = f"training goes through all of this every {every} steps: {text_of(call.node)}"
             yield Hit(call.node, message, call.attr, severity="medium")

@@ -37,7 +37,7 @@ def find(module: Module) -> Iterator[Hit]:
     """Yield what is done to one file again and again."""
     for call in module.called("os.fsync"):
         if call.context.hot:
-            yield Hit(call.node, "every step waits until the disk has written", "fsync")
+            yield Hit(call.node, "every step waits for the disk to write", "fsync")
     for call in module.sent("flush"):
         if call.context.hot and not call.node.args and call.receiver.kind in ("unknown", "object"):
             yield Hit(call.node, f"every step flushes a file: {text_of(call.node)}", "flush", severity="low")

@@ -20,7 +20,7 @@ from torchtriage.diagnose.lint.syntax import given_names, path_of
 RULE = Rule("LCH111", "frozen-again", "launch", "A frozen model reruns on the same data every epoch", "medium")
 
 FIX = Fix(
-    text="Run it once, and keep what it gives with the data.",
+    text="Run it once, and store its outputs with the data.",
     code="""with torch.no_grad():                        # once, before the rounds
     data["ref"] = torch.cat([logps(ref, part) for part in data["ids"].split(8)])""",
     link="https://huggingface.co/docs/trl/dpo_trainer",

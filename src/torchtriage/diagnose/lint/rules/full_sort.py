@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, keyword, literal, text_of
 from torchtriage.diagnose.lint.syntax import indices
 
-RULE = Rule("KRN101", "full-sort", "kernel", "A full sort where the top few are needed", "low")
+RULE = Rule("KRN101", "full-sort", "kernel", "A full sort where only the top few are needed", "low")
 
 FIX = Fix(
-    text="Pick the few.",
+    text="Select only those.",
     code="""nearest = distances.topk(k, dim=1, largest=False).indices   # not distances.sort(dim=1).indices[:, :k]
 picked = torch.randint(len(rays), (k,))                     # not torch.randperm(len(rays))[:k]""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.topk.html",
@@ -74,16 +74,16 @@ def _draws(module: Module) -> Iterator[Hit]:
         if literal(keyword(call.node, "replace")) is False and keyword(call.node, "p") is None and call.node.args:
             number = module.constant(call.node.args[0], call.context)
             if call.context.hot and not (isinstance(number, int) and number <= _FEW):
-                said = f"all are put in random order, a few are taken: {text_of(call.node)}"
+                said = f"everything is shuffled, few elements are used: {text_of(call.node)}"
                 yield Hit(call.node, said, call.attr, fix=_DRAW)
     for call in module.called("random.choice", "random.sample", "random.choices"):
         given = call.node.args[0] if call.node.args else None
         if call.context.hot and isinstance(given, ast.Call) and module.name_of(given.func) == "list" and given.args:
-            yield Hit(call.node, f"all are listed for each draw: {text_of(call.node)}", call.attr, fix=_DRAW)
+            yield Hit(call.node, f"everything is listed for each draw: {text_of(call.node)}", call.attr, fix=_DRAW)
 
 
 _DRAW = Fix(
-    text="Draw places, not from a copy of all.",
+    text="Draw indices instead of copying everything.",
     code="""rng = np.random.default_rng(seed)
 picked = rng.choice(n, size=k, replace=False)      # RandomState.choice permutes all n first
 keys = list(table)                                 # once, and again only when the table changes""",
@@ -108,8 +108,8 @@ def _sorts_many(module: Module, call: SourceCall) -> bool:
 
 
 def _hit(call: SourceCall, message: str) -> Hit:
-    what = "all are put in random order" if call.attr in ("randperm", "permutation") else "all are sorted"
-    return Hit(call.node, f"{what}, a few are used: {message}", call.attr)
+    what = "everything is shuffled" if call.attr in ("randperm", "permutation") else "everything is sorted"
+    return Hit(call.node, f"{what}, few elements are used: {message}", call.attr)
 
 
 def _needs_order(call: SourceCall) -> bool:

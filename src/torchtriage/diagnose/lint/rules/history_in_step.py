@@ -68,7 +68,7 @@ def find(module: Module) -> Iterator[Hit]:
     for call in module.sent("pop", "insert"):
         first = call.node.args[0] if call.node.args else None
         if call.context.hot and isinstance(first, ast.Constant) and first.value == 0 and _is_list(module, call):
-            message = f"every element moves by one place: {text_of(call.node)}"
+            message = f"every element is shifted by one place: {text_of(call.node)}"
             short = _is_short(module, call) or _is_renewed(module, call)
             yield Hit(call.node, message, call.attr, severity="note" if short else None)
     grown: dict[str, set[SourceLoop | None]] = defaultdict(set)
@@ -85,7 +85,7 @@ def find(module: Module) -> Iterator[Hit]:
         if call.context.hot and given is not None and _beside(given, call.context, grown):
             yield Hit(
                 call.node,
-                f"everything so far is worked through again: {text_of(call.node)}",
+                f"everything so far is processed again: {text_of(call.node)}",
                 call.attr,
                 severity="medium" if call.attr in _COPIES else None,
             )
@@ -135,7 +135,7 @@ def _whole(module: Module, grown: Grown) -> Iterator[Hit]:
         if (call.callees or call.attr in _LIBRARY or _METRIC.search(call.attr)) and any(
             _beside(item, call.context, grown) for item in call.node.args
         ):
-            yield Hit(call.node, f"everything so far is worked through again: {text_of(call.node)}", call.attr)
+            yield Hit(call.node, f"everything so far is processed again: {text_of(call.node)}", call.attr)
 
 
 def _is_list(module: Module, call: SourceCall) -> bool:
@@ -212,7 +212,9 @@ class _Prefixes:
                 for part in ast.walk(statement):
                     if isinstance(part, ast.Call) and self._reduces(part):
                         called = text_of(part.func).rpartition(".")[2]
-                        yield Hit(part, f"every turn works through all before it: {text_of(part)}", called)
+                        yield Hit(
+                            part, f"every iteration works through all earlier items again: {text_of(part)}", called
+                        )
                         return
             if isinstance(statement, ast.Assign) and self._is_prefix(statement.value):
                 self.prefixes |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
@@ -267,5 +269,5 @@ def _chains(module: Module) -> Iterator[Hit]:
             and text_of(assign.expression, 200) == path_of(given)
             for assign in module.assigns
         ):
-            message = f"the copy refers to what it was made of, and the next one copies both: {text_of(call.node)}"
+            message = f"the copy refers to its source, and the next copy copies both: {text_of(call.node)}"
             yield Hit(call.node, message, "deepcopy", "medium")

@@ -20,7 +20,7 @@ RULE = Rule(
 )
 
 FIX = Fix(
-    text="Let the devices exchange directly, layer by layer.",
+    text="Let the devices communicate directly, layer by layer.",
     code="""torch.distributed.init_process_group("nccl")
 model = FSDP(model, auto_wrap_policy=functools.partial(
     transformer_auto_wrap_policy, transformer_layer_cls={Block}))""",
@@ -42,7 +42,7 @@ def find(module: Module) -> Iterator[Hit]:
             and any(item.value.ddp for item in module.calls)
             and not call.context.seldom
         ):
-            yield Hit(call.node, f"gloo exchanges through the host: {text_of(call.node)}", call.attr)
+            yield Hit(call.node, f"gloo communicates through the host: {text_of(call.node)}", call.attr)
     wrapped = [
         call
         for call in module.calls
@@ -64,4 +64,4 @@ def find(module: Module) -> Iterator[Hit]:
         size = keyword(call.node, "bucket_cap_mb")
         number = module.constant(size, call.context) if size is not None else None
         if size is not None and isinstance(number, int | float) and number <= SMALL_MB:
-            yield Hit(size, f"each {number} MB of gradients are a collective of their own", call.attr, severity="low")
+            yield Hit(size, f"each {number} MB of gradients become a separate collective", call.attr, severity="low")

@@ -31,7 +31,7 @@ def find(module: Module) -> Iterator[Hit]:
         if not call.context.often or compiled(call.context) or not call.node.args:
             continue
         if _is_size_of(module, call.node.args[0]) and _on_device(call.node) and not _exchanged(module, call):
-            said = f"a number of the host is copied to the device {call.context.often}: {text_of(call.node)}"
+            said = f"a number on the host is copied to the device {call.context.often}: {text_of(call.node)}"
             yield Hit(call.node, said, call.attr, severity="low")
     for call in module.sent("to", "cuda", "type_as"):
         made = call.receiver.made_by

@@ -84,13 +84,13 @@ def _frozen(module: Module) -> Iterator[Hit]:
         ):
             continue
         if trained is not None and trained.leaves_out(call):
-            yield Hit(call.node, f"no optimizer has the weights of {path}, and it records a graph", "forward")
+            yield Hit(call.node, f"no optimizer holds the weights of {path}, yet it records a graph", "forward")
         elif (
             _ASKED.search(path)
             and not any(item.grad for item in call.arguments)  # gradients go through it to its input
             and (function is None or function.name != "forward")
         ):
-            yield Hit(call.node, f"{path} is only asked, and records a graph: {text_of(call.node)}", "forward")
+            yield Hit(call.node, f"{path} is only evaluated, yet it records a graph: {text_of(call.node)}", "forward")
 
 
 def _detached(module: Module) -> Iterator[Hit]:

@@ -19,7 +19,7 @@ from torchtriage.diagnose.lint.syntax import path_of
 RULE = Rule("DAT109", "labels-through-samples", "data", "Whole samples are loaded just for their labels", "medium")
 
 FIX = Fix(
-    text="Take the labels from what the data set keeps of them.",
+    text="Read the labels that the dataset already stores.",
     code="""labels = torch.tensor(dataset.targets)     # nothing is decoded
 counts = labels.bincount()""",
     link="https://docs.pytorch.org/vision/stable/generated/torchvision.datasets.ImageFolder.html",

@@ -18,7 +18,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, S
 RULE = Rule("DAT101", "late-resize", "data", "Images are transformed at full size, then resized", "low")
 
 FIX = Fix(
-    text="Make the image small first.",
+    text="Resize the image first.",
     code="""transform = v2.Compose([
     v2.RandomResizedCrop(96),     # first: all that follows works on 96 x 96
     v2.ColorJitter(0.3, 0.3),
@@ -62,7 +62,7 @@ def _by_hand(module: Module, function: SourceFunction) -> Iterator[Hit]:
     for call in _in_order(module, function, _DEPTH):
         if call.attr in ("resize", "thumbnail", "draft", "crop", "center_crop", "random_crop"):
             if heavy is not None:
-                yield Hit(heavy.node, f"works at full size, before the image is made small: {text_of(heavy.node)}")
+                yield Hit(heavy.node, f"works at full size, before the image is resized: {text_of(heavy.node)}")
             return
         if call.attr in _HEAVY_CALLS and heavy is None:
             heavy = call

@@ -34,7 +34,7 @@ def find(module: Module) -> Iterator[Hit]:
     for ways in found.values():
         if len(ways) > 1:
             for call in (item for calls in ways.values() for item in calls):
-                message = f"this copy changes the layout, another one undoes it: {text_of(call.node)}"
+                message = f"this copy changes the layout, and another one undoes it: {text_of(call.node)}"
                 yield Hit(call.node, message, call.attr)
 
 

@@ -22,7 +22,7 @@ from torchtriage.diagnose.lint.syntax import argument, path_of
 RULE = Rule("HST118", "linear-search", "host", "A long list is searched for each element", "low")
 
 FIX = Fix(
-    text="Look elements up by hash, or by place in an array.",
+    text="Look elements up in a set or dict, or by index.",
     code="""labeled = set(labeled)                    # once; or a mask: free = torch.ones(n, dtype=torch.bool)
 unlabeled = [i for i in range(n) if i not in labeled]
 place = {name: i for i, name in enumerate(names)}   # instead of names.index(name)""",
@@ -40,10 +40,10 @@ def find(module: Module) -> Iterator[Hit]:
         return
     for search in module.searches:
         if isinstance(search.node, ast.Compare) and _searched(module, search.node.comparators[-1], search.context):
-            yield Hit(search.node, f"this list is searched from its beginning each time: {text_of(search.node)}")
+            yield Hit(search.node, f"this list is searched from the start each time: {text_of(search.node)}")
     for call in module.sent("index", "remove", "count"):
         if call.owner is not None and len(call.node.args) == 1 and _searched(module, call.owner, call.context):
-            yield Hit(call.node, f"this list is searched from its beginning each time: {text_of(call.node)}", call.attr)
+            yield Hit(call.node, f"this list is searched from the start each time: {text_of(call.node)}", call.attr)
     if "deque" in module.text:
         yield from _deques(module)
 
@@ -186,13 +186,13 @@ def _deques(module: Module) -> Iterator[Hit]:
     for call in module.called(*_DRAWS):
         path = path_of(call.node.args[0]) if call.node.args else ""
         if path in paths and module.repeats(call.context):
-            yield Hit(call.node, f"a deque is walked through to each place: {text_of(call.node)}", call.attr)
+            yield Hit(call.node, f"each access walks through the deque: {text_of(call.node)}", call.attr)
     for loop in module.loops:
         if isinstance(loop.node, ast.While) or not module.repeats(loop.context) or loop.over in paths:
             continue
         for node in module.nodes(loop):
             if isinstance(node, ast.Subscript) and path_of(node.value) in paths and path_of(node.slice) in loop.targets:
-                yield Hit(node, f"a deque is walked through to each place: {text_of(node)}")
+                yield Hit(node, f"each access walks through the deque: {text_of(node)}")
                 break
 
 

@@ -17,7 +17,7 @@ from torchtriage.diagnose.lint.syntax import path_of
 RULE = Rule("DAT107", "loader-started-in-step", "data", "A DataLoader is restarted in every step", "medium")
 
 FIX = Fix(
-    text="Start the loader once, and again when it is at its end.",
+    text="Start the loader once, and again only when it is exhausted.",
     code="""def endless(loader):
     while True:
         yield from loader

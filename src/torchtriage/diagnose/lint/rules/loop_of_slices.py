@@ -56,7 +56,7 @@ def find(module: Module) -> Iterator[Hit]:
         if not slices or _picks_modules(module, turn, counters) or _picks_settings(module, turn, counters):
             continue
         if _is_gathered(module, loop, turn, slices, counters) and not _saves_memory(module, loop):
-            yield Hit(loop.place, f"each turn computes one slice: {text_of(slices[0])}", "stack")
+            yield Hit(loop.place, f"each iteration computes one slice: {text_of(slices[0])}", "stack")
 
 
 def _saves_memory(module: Module, loop: SourceLoop) -> bool:

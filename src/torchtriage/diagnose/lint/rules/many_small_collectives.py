@@ -20,7 +20,7 @@ from torchtriage.diagnose.lint.torch_names import words
 RULE = Rule("COM037", "many-small-collectives", "comm", "Many small collectives", "medium")
 
 FIX = Fix(
-    text="Exchange rarely and in bulk.",
+    text="Communicate rarely, and in bulk.",
     code="""model = DistributedDataParallel(model)  # bucket_cap_mb stays at 25
 if step % 100 == 0:
     torch.distributed.all_reduce(metrics)  # one tensor of all metrics""",

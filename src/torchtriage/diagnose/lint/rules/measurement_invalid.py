@@ -1,4 +1,4 @@
-"""A clock measures something else than the work.
+"""A clock measures something other than the work.
 
 Looks like: two readings of ``time.time()`` or ``perf_counter()`` around device work without a
     ``synchronize()`` (or a read of a result) in between; ``torch.compile`` or the first call of a
@@ -19,7 +19,7 @@ from dataclasses import replace
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceEvent, SourceFunction, names_in
 from torchtriage.diagnose.lint.torch_names import CLOCKS
 
-RULE = Rule("MSR034", "measurement-invalid", "measure", "A clock measures something else than the work", "medium")
+RULE = Rule("MSR034", "measurement-invalid", "measure", "A clock measures something other than the work", "medium")
 
 FIX = Fix(
     text="Wait for the device before reading the clock.",

@@ -18,7 +18,7 @@ from torchtriage.diagnose.lint.syntax import path_of
 RULE = Rule("COM101", "metric-exchange-in-step", "comm", "Ranks exchange a logged number in every step", "low")
 
 FIX = Fix(
-    text="Exchange it when it is written.",
+    text="Exchange it only when it is logged.",
     code="""total += loss.detach()                     # on the device, in every step
 if step % 100 == 0:
     torch.distributed.all_reduce(total)""",

@@ -20,7 +20,7 @@ from torchtriage.diagnose.lint.syntax import path_of
 RULE = Rule("HST124", "metric-in-step", "host", "A metric is computed in every step", "low")
 
 FIX = Fix(
-    text="Collect in the step, compute once per epoch.",
+    text="Accumulate in the step, compute once per epoch.",
     code="""for x, y in loader:
     metric.update(model(x), y)
 value = metric.compute()                   # after the loop""",

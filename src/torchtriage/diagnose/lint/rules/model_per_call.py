@@ -39,7 +39,7 @@ def find(module: Module) -> Iterator[Hit]:
             continue
         load = _load(module, function, 0)
         if load is not None:
-            yield Hit(load.node, f"weights are read for each {function.name}(): {text_of(load.node)}", load.attr)
+            yield Hit(load.node, f"weights are loaded for each {function.name}(): {text_of(load.node)}", load.attr)
 
 
 def _load(module: Module, function: SourceFunction, depth: int) -> SourceCall | None:

@@ -15,8 +15,8 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, text_of
 RULE = Rule("LCH112", "neighbours-each-step", "launch", "A neighbour search runs in every simulation step", "low")
 
 FIX = Fix(
-    text="Keep a list with a margin, and build it when something has moved half of the margin.",
-    code="""if (positions - built_at).norm(dim=-1).max() > skin / 2:     # asked every few steps
+    text="Keep a neighbour list with a margin, and rebuild it when something has moved by half the margin.",
+    code="""if (positions - built_at).norm(dim=-1).max() > skin / 2:     # checked every few steps
     pairs, built_at = neighbours(positions, cutoff + skin), positions.clone()""",
     link="https://docs.lammps.org/neighbor.html",
 )

@@ -53,7 +53,7 @@ def _is_plain(call: SourceCall, loop: SourceLoop) -> bool:
 
 def _hit(loop: SourceLoop, call: SourceCall) -> Hit:
     node = loop.node if isinstance(loop.node, ast.stmt) else call.node
-    return Hit(node, f"one piece at a time goes through the model: {text_of(call.node)}", "forward")
+    return Hit(node, f"the model gets one piece at a time: {text_of(call.node)}", "forward")
 
 
 def _handed(module: Module, call: SourceCall) -> Iterator[Hit]:

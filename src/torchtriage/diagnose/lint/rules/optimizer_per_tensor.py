@@ -23,7 +23,7 @@ RULE = Rule("LCH016", "optimizer-per-tensor", "launch", "Parameters are updated 
 FIX = fixes.FUSE_OPTIMIZER
 
 PENALTY = Fix(
-    text="Let the optimizer decay the weights, or take all norms with one call.",
+    text="Use the optimizer's weight_decay, or compute all norms with one call.",
     code="""optimizer = AdamW(model.parameters(), weight_decay=1e-4)
 penalty = sum(n.square() for n in torch._foreach_norm(list(model.parameters())))""",
     link="https://docs.pytorch.org/docs/stable/optim.html",

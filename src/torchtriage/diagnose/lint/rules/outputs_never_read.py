@@ -20,7 +20,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, lite
 RULE = Rule("MEM123", "outputs-never-read", "memory", "Model outputs are kept but never read", "low")
 
 FIX = Fix(
-    text="Reduce outputs as soon as they are there, and do not ask for others.",
+    text="Reduce outputs as soon as they arrive, and do not ask for others.",
     code="""trainer = Trainer(model, args, compute_metrics=accuracy,
                   preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1))""",
     link="https://huggingface.co/docs/transformers/main_classes/trainer",

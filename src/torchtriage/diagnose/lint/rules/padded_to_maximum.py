@@ -69,7 +69,7 @@ def _by_tokenizer(module: Module) -> Iterator[Hit]:
                 yield Hit(call.node, f"every text is padded to {said}", call.attr)
         elif call.attr == "pad_sequences" and (longest := keyword(call.node, "maxlen")) is not None:
             if _is_setting(module, longest, call.context.function):
-                yield Hit(call.node, f"every sample is filled up to {text_of(longest)}", call.attr)
+                yield Hit(call.node, f"every sample is padded to {text_of(longest)}", call.attr)
         elif call.attr == "enable_padding" and keyword(call.node, "length") is not None:
             yield Hit(call.node, f"every text is padded: {text_of(call.node)}", call.attr)
 
@@ -83,10 +83,10 @@ def _by_hand(module: Module, function: SourceFunction) -> Iterator[Hit]:
         if isinstance(node, ast.expr) and filled is not None and (apart or isinstance(node, ast.BinOp)):
             whole = filled.left
             if _LENGTH.search(_said(function, filled.right)) and _is_setting(module, whole, function):
-                yield Hit(node, f"every sample is filled up to {text_of(whole)}: {text_of(node)}")
+                yield Hit(node, f"every sample is padded to {text_of(whole)}: {text_of(node)}")
         elif isinstance(node, ast.While) and (limit := _grown_to(node)) is not None:
             if _is_setting(module, limit, function):
-                yield Hit(node.test, f"every sample is filled up to {text_of(limit)}: {text_of(node.test)}")
+                yield Hit(node.test, f"every sample is padded to {text_of(limit)}: {text_of(node.test)}")
         elif isinstance(node, ast.Assign) and (size := _buffer(module, node.value, function)) is not None:
             buffers |= {text_of(target): size for target in node.targets}
     for node in ast.walk(function.node) if apart and buffers else ():
@@ -94,7 +94,7 @@ def _by_hand(module: Module, function: SourceFunction) -> Iterator[Hit]:
         if isinstance(target, ast.Subscript) and _fills_row(target, function):
             made = buffers.pop(text_of(target.value), None)
             if made is not None:
-                yield Hit(made[0], f"every sample is filled up to {text_of(made[1])}: {text_of(made[0])}")
+                yield Hit(made[0], f"every sample is padded to {text_of(made[1])}: {text_of(made[0])}")
                 return  # the mask beside it is no fault of its own
 
 

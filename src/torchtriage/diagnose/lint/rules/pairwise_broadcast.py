@@ -41,7 +41,7 @@ def find(module: Module) -> Iterator[Hit]:
         if module.repeats(call.context) and len(call.node.args) > 1:
             left, right = map(_new_axes, call.node.args[:2])
             if left and right and left != right:
-                message = f"an element for each pair and dimension, to sum over: {text_of(call.node)}"
+                message = f"builds an element for each pair and dimension only to sum them: {text_of(call.node)}"
                 yield Hit(call.node, message, call.attr)
     for call in [*module.sent(*_SUMS), *module.called(*_NAMED)]:
         if not module.repeats(call.context) or not _over_last(call):
@@ -49,7 +49,9 @@ def find(module: Module) -> Iterator[Hit]:
         given = call.node.args[0] if call.name and call.node.args else call.owner
         pairs = _pairs(module, given, call) if given is not None else None
         if pairs is not None:
-            yield Hit(pairs, f"an element for each pair and dimension, to sum over: {text_of(pairs)}", call.attr)
+            yield Hit(
+                pairs, f"builds an element for each pair and dimension only to sum them: {text_of(pairs)}", call.attr
+            )
 
 
 def _over_last(call: SourceCall) -> bool:

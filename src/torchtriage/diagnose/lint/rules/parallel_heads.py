@@ -41,7 +41,7 @@ def find(module: Module) -> Iterator[Hit]:
         ):
             continue
         if _joined(module, call) and _are_equal(module, loop.node.iter):
-            yield Hit(call.node, f"each member runs on its own: {text_of(call.node)}", "forward")
+            yield Hit(call.node, f"each head runs separately: {text_of(call.node)}", "forward")
 
 
 def _joined(module: Module, call: SourceCall) -> bool:

@@ -65,7 +65,7 @@ def _weights(module: Module) -> Iterator[Hit]:
         called = over.func if isinstance(over, ast.Call) else None
         values = called.value if isinstance(called, ast.Attribute) and called.attr in ("items", "values") else over
         if names_in(call.node) & targets and _WEIGHTS.search(text_of(values, 200)):
-            yield Hit(call.node, f"all weights become numbers of Python in each round: {text_of(call.node)}", "tolist")
+            yield Hit(call.node, f"all weights become Python numbers in each round: {text_of(call.node)}", "tolist")
     made = module.called("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "numpy.array", "numpy.asarray")
     for call, over, targets in _beside(module, made):
         parsed: list[ast.AST] = list(ast.walk(over))

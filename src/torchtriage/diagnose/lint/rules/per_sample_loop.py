@@ -76,7 +76,7 @@ def _of_classes(module: Module, loop: SourceLoop) -> str:
             and not names_in(node.left) & (loop.targets | set(loop.assigned))
             and not module.value(node.left).scalar
         ):
-            return f"each turn looks through all elements: {text_of(node)}"
+            return f"each iteration scans all elements: {text_of(node)}"
     return ""
 
 

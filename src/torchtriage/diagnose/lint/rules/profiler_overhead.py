@@ -19,7 +19,7 @@ from torchtriage.diagnose.lint.torch_names import PROFILERS
 RULE = Rule("MSR045", "profiler-overhead", "measure", "The profiler records a whole run", "medium")
 
 FIX = Fix(
-    text="Record a few steps by a schedule.",
+    text="Record a few steps with a schedule.",
     code="""schedule = torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)
 with torch.profiler.profile(schedule=schedule) as prof:
     for batch in loader:
@@ -45,7 +45,7 @@ def find(module: Module) -> Iterator[Hit]:
         elif call.name == "torch.autograd.profiler.emit_nvtx" and any(
             _inside(loop, node) and _long(loop) for loop in module.loops
         ):
-            yield Hit(call.node, "every operator of the loop inside is marked for nvtx")
+            yield Hit(call.node, "every operator of the loop inside is marked with NVTX")
 
 
 def _started(module: Module) -> Iterator[Hit]:

@@ -81,7 +81,7 @@ def _singles(module: Module, rows: set[str]) -> Iterator[Hit]:
             yield Hit(loop.place, said, severity=None if in_step and own else "low")
             continue
         if own and _scatters(module, loop, rows):
-            said = "elements are counted, or entered, one by one"
+            said = "elements are counted or stored one by one"
             yield Hit(loop.place, said, severity=None if in_step else "low")
             continue
         counters = counted_by(loop)

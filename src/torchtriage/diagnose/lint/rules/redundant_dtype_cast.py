@@ -25,7 +25,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, S
 from torchtriage.diagnose.lint.syntax import arguments, holds, is_self, keyword, literal
 from torchtriage.diagnose.lint.torch_names import FACTORIES, words
 
-RULE = Rule("CPY012", "redundant-dtype-cast", "copy", "Redundant casts, or float64 that leaked in", "low")
+RULE = Rule("CPY012", "redundant-dtype-cast", "copy", "Redundant casts, or accidental float64", "low")
 
 FIX = Fix(
     text="Keep the numbers in float32.",
@@ -34,7 +34,7 @@ weights = torch.tensor(weights, dtype=torch.float32)""",
     link="https://docs.pytorch.org/docs/stable/tensor_attributes.html#type-promotion-doc",
 )
 _ONCE = Fix(
-    text="Convert it once, where it is made.",
+    text="Convert it once, where it is created.",
     code="self.vectors = torch.from_numpy(stored).float()",
     link="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.to.html",
 )
@@ -90,7 +90,7 @@ def find(module: Module) -> Iterator[Hit]:
             yield Hit(back.node, message, call.attr, fix=_AS_IT_IS)
     for call in module.called("torch.set_default_dtype"):
         if _names_double(module, call) and not (call.context.seldom or _on_purpose(module, call)):
-            yield Hit(call.node, "every tensor is made in float64 from here on", call.attr, severity="medium")
+            yield Hit(call.node, "every tensor is created in float64 from here on", call.attr, severity="medium")
     if "numpy" in text:
         for call in module.called("torch.from_numpy", "torch.tensor", "torch.as_tensor"):
             if keyword(call.node, "dtype") is None and call.node.args:
@@ -103,7 +103,7 @@ def find(module: Module) -> Iterator[Hit]:
 _SELECTS = words("masked_fill masked_fill_ index_select gather flip roll transpose permute expand repeat where")
 _BACK = frozenset(["type_as", "half", "bfloat16"])
 _AS_IT_IS = Fix(
-    text="Select in the dtype that it has: no number changes.",
+    text="Select in the original dtype: no value changes.",
     code="scores = scores.masked_fill(padding, float('-inf'))   # not .float().masked_fill(…).type_as(scores)",
     link="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.masked_fill.html",
 )

@@ -83,7 +83,7 @@ def find(module: Module) -> Iterator[Hit]:
             doing = "lists this folder" if lists else "opens this again"
             yield Hit(call.node, f"every sample {doing}: {text_of(call.node)}", call.attr)
         elif _CONTAINERS.match(name) and _takes_one(samples, call):
-            message = f"every sample opens a file that holds many: {text_of(call.node)}"
+            message = f"every sample reopens a file that holds many samples: {text_of(call.node)}"
             yield Hit(call.node, message, call.attr)
 
     yield from _arrays(module, samples)

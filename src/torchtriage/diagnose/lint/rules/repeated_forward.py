@@ -21,7 +21,7 @@ from torchtriage.diagnose.lint.syntax import stored_names
 RULE = Rule("LCH103", "repeated-forward", "launch", "The same forward pass is computed twice", "medium")
 
 FIX = Fix(
-    text="Run it once and keep what it gives.",
+    text="Run it once and keep the result.",
     code="""logits = model(x)
 loss = criterion(logits, y)
 accuracy = (logits.detach().argmax(1) == y).float().mean()   # not model(x) again""",
@@ -42,7 +42,7 @@ def find(module: Module) -> Iterator[Hit]:
     for calls in groups.values():
         for first, second in pairwise(calls):
             if _is_same(module, first, second):
-                yield Hit(second.node, f"the same as in line {first.node.lineno}: {text_of(second.node)}", "forward")
+                yield Hit(second.node, f"the same as on line {first.node.lineno}: {text_of(second.node)}", "forward")
 
 
 def _across(module: Module) -> Iterator[Hit]:
@@ -67,7 +67,7 @@ def _across(module: Module) -> Iterator[Hit]:
             first = seen.setdefault(key, (call, function))
             if first[0] is not call and first[1] is not function and not (first[1].steps or function.steps):
                 line = first[0].node.lineno
-                message = f"the same as in line {line}, called with the same input: {text_of(call.node)}"
+                message = f"the same as on line {line}, called with the same input: {text_of(call.node)}"
                 yield Hit(call.node, message, "forward")
 
 

@@ -49,4 +49,4 @@ def _turn(item: Repeated) -> str:
     if item.step is not None:
         return f"every {item.step.name}()"
     assert item.loop is not None
-    return f"every turn of the loop in line {item.loop.place.lineno}"
+    return f"every iteration of the loop on line {item.loop.place.lineno}"

@@ -43,7 +43,7 @@ def find(module: Module) -> Iterator[Hit]:
         known = dataset(module, call)
         stream = known is not None and any(_STREAM.search(base) for base in known.bases)
         if stream and (workers(module, call) or 0) > 1:
-            yield Hit(call.node, f"each worker hands out every sample of this stream: {text_of(call.node)}")
+            yield Hit(call.node, f"each worker yields every sample of this stream: {text_of(call.node)}")
         elif (
             parallel
             and not stream

@@ -19,7 +19,7 @@ from torchtriage.diagnose.lint.torch_names import words
 RULE = Rule("OPT102", "several-backwards", "optim", "Each loss runs its own backward pass", "medium", over=("MEM029",))
 
 FIX = Fix(
-    text="Add them up, and go backward once.",
+    text="Add the losses, and run backward once.",
     code="(loss_a + 0.5 * loss_b).backward()",
     link="https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html",
 )
@@ -41,9 +41,7 @@ def find(module: Module) -> Iterator[Hit]:
         loop = call.context.loop
         looped = loop is not None and not (loop.optimizes or loop.over_loader) and _in_step(loop)
         if following is not None or (looped and _only(call)):
-            yield Hit(
-                call.node, f"the graph is walked backward again for the next loss: {text_of(call.node)}", "backward"
-            )
+            yield Hit(call.node, f"the backward pass runs again for the next loss: {text_of(call.node)}", "backward")
 
 
 def _in_step(loop: SourceLoop) -> bool:

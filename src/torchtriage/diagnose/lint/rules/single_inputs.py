@@ -21,7 +21,7 @@ from torchtriage.diagnose.lint.syntax import arguments, given_names, keyword, li
 RULE = Rule("LCH107", "single-inputs", "launch", "A model runs on a list of inputs one by one", "medium")
 
 FIX = Fix(
-    text="Run batches of them.",
+    text="Run them in batches.",
     code="""for start in range(0, len(texts), 32):
     batch = tokenizer(texts[start : start + 32], padding=True, return_tensors="pt").to(device)
     out = model(**batch)""",
@@ -56,7 +56,7 @@ def find(module: Module) -> Iterator[Hit]:
         if not (runs or asks):
             continue
         if _is_applied(module, call.node):
-            yield Hit(call.node, f"runs for one row after the other: {text_of(call.node)}", "forward")
+            yield Hit(call.node, f"runs on one row at a time: {text_of(call.node)}", "forward")
             continue
         loop = _items(module, call)
         if loop is None or loop in done:
@@ -65,7 +65,7 @@ def find(module: Module) -> Iterator[Hit]:
         each = not isinstance(loop.node, ast.While) and _ENVIRONMENTS.search(text_of(loop.node.iter)) is not None
         if asks or (each and made) or any(_is_single(node, loop.targets) for part in made for node in ast.walk(part)):
             done.add(loop)
-            yield Hit(call.node, f"runs for one input after the other: {text_of(call.node)}", "forward")
+            yield Hit(call.node, f"runs on one input at a time: {text_of(call.node)}", "forward")
 
 
 def _is_applied(module: Module, node: ast.Call) -> bool:

@@ -22,7 +22,7 @@ from torchtriage.diagnose.lint.syntax import path_of
 RULE = Rule("CFG102", "slow-backend", "config", "A setting takes the slow path in every run", "medium")
 
 FIX = Fix(
-    text="Leave the fast path on, and set it otherwise from outside where it is needed.",
+    text="Leave the fast path on; where you need the slow one, set it from outside.",
     code="# NCCL_P2P_DISABLE=1 torchrun train.py     for the one machine that needs it",
     link="https://docs.pytorch.org/docs/stable/backends.html",
 )
@@ -49,9 +49,9 @@ _VARIABLES = {
     "TORCHDYNAMO_DISABLE": ("1", "torch.compile is switched off"),
     "TORCH_COMPILE_DISABLE": ("1", "torch.compile is switched off"),
     "NVIDIA_TF32_OVERRIDE": ("0", "no library may use TF32"),
-    "NCCL_P2P_DISABLE": ("1", "devices exchange through the host"),
-    "NCCL_SHM_DISABLE": ("1", "processes of one machine exchange through the network"),
-    "NCCL_IB_DISABLE": ("1", "machines exchange without InfiniBand"),
+    "NCCL_P2P_DISABLE": ("1", "devices communicate through the host"),
+    "NCCL_SHM_DISABLE": ("1", "processes on one machine communicate over the network"),
+    "NCCL_IB_DISABLE": ("1", "machines communicate without InfiniBand"),
 }
 
 

@@ -18,7 +18,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunctio
 RULE = Rule("HST108", "spinning-thread", "host", "A spinning thread holds the interpreter lock", "medium")
 
 FIX = Fix(
-    text="Wait in each turn.",
+    text="Wait in each iteration.",
     code="""while not stopped.wait(0.1):     # threading.Event: sleeps, and wakes when it is set
     publish(latest)""",
     link="https://docs.python.org/3/library/threading.html#threading.Event.wait",

@@ -29,7 +29,7 @@ same = (x * y).sum(-1)           # torch.diag(x @ y.T)""",
 )
 
 _INDEPENDENT = Fix(
-    text="Numbers that do not depend on each other are a Normal, counted as one draw by Independent.",
+    text="Independent values need only a Normal, wrapped in Independent to count as one draw.",
     code="""policy = Independent(Normal(mean, std), 1)  # MultivariateNormal(mean, torch.diag_embed(std**2))""",
     link="https://docs.pytorch.org/docs/stable/distributions.html#independent",
 )
@@ -55,7 +55,7 @@ def find(module: Module) -> Iterator[Hit]:
         if not isinstance(node, ast.BinOp | ast.Call):
             continue
         if any(_is_diagonal(module, made) for made in _covariance(module, node)):
-            yield Hit(node, f"a full matrix for numbers of their own: {text_of(node)}", "linalg_", fix=_INDEPENDENT)
+            yield Hit(node, f"a full matrix for independent values: {text_of(node)}", "linalg_", fix=_INDEPENDENT)
         operands = _operands(module, node)
         for operand in operands:
             made = _uncast(module, operand)
@@ -67,7 +67,7 @@ def find(module: Module) -> Iterator[Hit]:
                 yield Hit(node, f"a product with one-hot rows is a look-up: {text_of(node)}", "mm")
                 break
         if operands and not isinstance(module.parents.get(node), ast.BinOp) and _is_only_diagonal(module, node):
-            yield Hit(node, f"all products are made and the diagonal is read: {text_of(node)}", "mm")
+            yield Hit(node, f"all products are computed, but only the diagonal is read: {text_of(node)}", "mm")
 
 
 def _dense_graphs(module: Module) -> Iterator[Hit]:
@@ -86,7 +86,7 @@ def _dense_graphs(module: Module) -> Iterator[Hit]:
             stores = module.stores(left.id, function)
             made += [text_of(module.parents[use], 200) for use in stores if isinstance(module.parents[use], ast.Assign)]
         if any(map(_GRAPH.search, made)) and not any(map(_LEARNED.search, made)):
-            yield Hit(node, f"a product with a graph as a full matrix: {text_of(node)}", "mm", severity="note")
+            yield Hit(node, f"a product with a graph stored as a full matrix: {text_of(node)}", "mm", severity="note")
 
 
 _GRAPH = re.compile(r"(^|[._\s(=])(adj|adjacency|laplacian|adj_?(norm|hat|matrix|t)|a_hat|norm_adj|edge_matrix)\b")

@@ -16,7 +16,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceLoop, t
 RULE = Rule("HST135", "sums-from-scratch", "host", "Running sums are recomputed from scratch", "low")
 
 FIX = Fix(
-    text="Go through it once, and carry the sum.",
+    text="Go through it once with a running sum.",
     code="""total, returns = 0.0, []
 for reward in reversed(rewards):
     total = reward + gamma * total
@@ -39,7 +39,7 @@ def find(module: Module) -> Iterator[Hit]:
         if not _is_counted(outer) or not any(_is_open(node, outer) for node in ast.walk(loop.node.iter)):
             continue
         if _adds_up(module, loop):
-            yield Hit(loop.place, f"added up again for each place: {text_of(loop.node.iter)}", "add")
+            yield Hit(loop.place, f"summed again for each position: {text_of(loop.node.iter)}", "add")
 
 
 def _is_counted(loop: SourceLoop) -> bool:

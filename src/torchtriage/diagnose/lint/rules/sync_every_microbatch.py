@@ -37,7 +37,7 @@ def find(module: Module) -> Iterator[Hit]:
         if call.context.rare or call.context.loop is None:
             continue
         if any(_accumulates(call, step) for step in steps):
-            yield Hit(call.node, "gradients are exchanged in every turn, used only in some")
+            yield Hit(call.node, "gradients are reduced in every iteration but used only in some")
 
 
 def _accumulates(backward: SourceCall, step: SourceCall) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, text_of
 from torchtriage.diagnose.lint.syntax import path_of
 
-RULE = Rule("CPY102", "tensor-from-python", "copy", "Tensors are made of Python numbers in every step", "low")
+RULE = Rule("CPY102", "tensor-from-python", "copy", "Tensors are built from Python numbers in every step", "low")
 
 FIX = Fix(
     text="Keep the data in tensors and index them.",
@@ -43,11 +43,11 @@ def find(module: Module) -> Iterator[Hit]:
         if not call.node.args or not module.repeats(call.context):
             continue
         if _is_column(module, call):
-            yield Hit(call.node, f"made of many arrays, number by number: {text_of(call.node)}", call.attr)
+            yield Hit(call.node, f"built from many arrays, number by number: {text_of(call.node)}", call.attr)
         elif call.context.hot and _is_gathered(module, call):
             yield Hit(
                 call.node,
-                f"made of Python numbers one by one: {text_of(call.node)}",
+                f"built from Python numbers one by one: {text_of(call.node)}",
                 call.attr,
                 severity=None if module.trains else "note",
             )

@@ -43,7 +43,7 @@ def find(module: Module) -> Iterator[Hit]:
     for call in module.calls:
         given = keyword(call.node, "use_fast") if call.attr == "from_pretrained" else None
         if given is not None and literal(given) is False and not call.context.aside:
-            yield Hit(given, "use_fast=False takes the tokenizer that is written in Python", severity="low")
+            yield Hit(given, "use_fast=False selects the tokenizer written in Python", severity="low")
     in_sample = set(samples_of(module).functions)
     for call in module.calls:
         if _is_tokenizer(call.node) and _alone(module, call) and call.context.function not in in_sample:

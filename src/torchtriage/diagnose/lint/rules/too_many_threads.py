@@ -18,7 +18,7 @@ from torchtriage.diagnose.lint.syntax import attributes_in
 RULE = Rule("CFG101", "too-many-threads", "config", "More threads than many machines have cores", "low")
 
 FIX = Fix(
-    text="Take what the process may use.",
+    text="Use the number of cores that the process may use.",
     code="torch.set_num_threads(len(os.sched_getaffinity(0)))   # or leave it out",
     link="https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html",
 )

@@ -18,7 +18,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, Severity, Sou
 RULE = Rule("CFG103", "trainer-settings", "config", "A trainer's setting costs every step", "medium")
 
 FIX = Fix(
-    text="Leave the default, or take a larger interval.",
+    text="Keep the default, or use a larger interval.",
     code="""trainer = Trainer(accelerator="gpu", devices=8, strategy="ddp", precision="bf16-mixed")
 args = TrainingArguments(output_dir, logging_steps=50, eval_strategy="epoch", bf16=True)""",
     link="https://lightning.ai/docs/pytorch/stable/advanced/speed.html",
@@ -48,22 +48,22 @@ _LIGHTNING: dict[str, _Row] = {
     "deterministic": (_is(True), "only deterministic kernels are taken", "low"),
     "precision": (lambda value: value in (64, "64", "64-true"), "everything is computed in float64", None),
     "strategy": (_is("dp", "ddp_find_unused_parameters_true"), "the slow form of data parallelism is chosen", None),
-    "val_check_interval": (_often, "the validation set is gone through every few steps", None),
-    "reload_dataloaders_every_n_epochs": (_up_to(1), "loaders and their workers start anew in every epoch", "low"),
+    "val_check_interval": (_often, "the validation set is run every few steps", None),
+    "reload_dataloaders_every_n_epochs": (_up_to(1), "loaders and their workers restart in every epoch", "low"),
     "log_every_n_steps": (_up_to(1), "metrics are read and written in every step", "low"),
     "track_grad_norm": (_up_to(2), "the norm of each gradient is computed in every step", "low"),
 }
 _HUGGING_FACE: dict[str, _Row] = {
     "logging_steps": (_up_to(1), "the loss is read and written in every step", "low"),
-    "eval_steps": (_up_to(FEW), "the evaluation set is gone through every few steps", None),
-    "torch_empty_cache_steps": (_up_to(FEW), "the cache of memory is emptied every few steps", None),
+    "eval_steps": (_up_to(FEW), "the evaluation set is run every few steps", None),
+    "torch_empty_cache_steps": (_up_to(FEW), "the memory cache is emptied every few steps", None),
     "dataloader_pin_memory": (_is(False), "batches go to the device from memory that is not pinned", "low"),
     "full_determinism": (_is(True), "only deterministic kernels are taken", "low"),
     "ddp_find_unused_parameters": (_is(True), "every step searches the graph for unused parameters", None),
     "debug": (_is("underflow_overflow"), "every layer's output is checked for overflow", None),
     "eval_accumulation_steps": (_up_to(1), "each batch of predictions is copied to the host by itself", "low"),
     "tf32": (_is(False), "matrix products may not use TF32", "low"),
-    "include_num_input_tokens_seen": (_is(True, "all"), "the ranks count tokens together in every step", "low"),
+    "include_num_input_tokens_seen": (_is(True, "all"), "the ranks exchange token counts in every step", "low"),
 }
 _ARGUMENTS = re.compile(r"TrainingArguments$|^(SFT|DPO|ORPO|KTO|CPO|GRPO|PPO|RLOO|Reward|GKD)Config$")
 

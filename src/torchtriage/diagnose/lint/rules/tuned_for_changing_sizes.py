@@ -46,7 +46,7 @@ def find(module: Module) -> Iterator[Hit]:
         if assign.context.seldom:
             continue
         if _draws_sizes(module) or (_one_by_one(module) and not _ONE_SIZE.search(module.text)):
-            yield Hit(assign.node, "kernels are tried out for each size anew, and sizes change from step to step")
+            yield Hit(assign.node, "kernels are tuned again for each size, and sizes change from step to step")
 
 
 def _one_by_one(module: Module) -> bool:

@@ -18,7 +18,7 @@ from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, S
 RULE = Rule("LCH106", "unrolled-recurrence", "launch", "A recurrent cell runs step by step in Python", "low")
 
 FIX = Fix(
-    text="Give the whole sequence to the layer of the same kind.",
+    text="Pass the whole sequence to the layer of the same kind.",
     code="""self.rnn = nn.GRU(width, hidden, batch_first=True)
 out, h = self.rnn(x)      # instead of a loop over GRUCell""",
     link="https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html",
@@ -42,7 +42,7 @@ def find(module: Module) -> Iterator[Hit]:
         ):
             if of in module.classes or not _is_slice(given, loop):
                 continue
-            yield Hit(call.node, f"one step of a sequence that is there as a whole: {text_of(call.node)}", "forward")
+            yield Hit(call.node, f"one step of a sequence that is fully known: {text_of(call.node)}", "forward")
         elif of in _LAYERS and len(call.node.args) > 1 and _carries_state(call, loop) and _is_fed(module, given, loop):
             yield Hit(call.node, f"a layer for whole sequences gets one step of it: {text_of(call.node)}", "forward")
 

@@ -74,7 +74,7 @@ def _gradients(module: Module) -> Iterator[Hit]:
         for number, (given, gradient) in enumerate(zip(call.node.args, returned[0].elts, strict=False)):
             made = module.made_of(gradient)
             if _needs_no_gradient(module, given) and _PRODUCT.search(text_of(made, 200)):
-                message = f"{text_of(given)} needs no gradient, and gets one here: {text_of(made)}"
+                message = f"{text_of(given)} needs no gradient, but gets one here: {text_of(made)}"
                 alone = kind is not None and _alone(module, kind)
                 mend = _where_asked(module, backward, gradient, made, number) if alone else None
                 yield Hit(made, message, "backward", fix=_ASKED, autofix=mend)
@@ -120,7 +120,7 @@ def _positions(module: Module) -> Iterator[Hit]:
             continue
         uses = module.uses(call.node)
         if uses and all(_takes_last(module.parents.get(use), use) for use in uses):
-            message = f"all positions are projected, and the last is read: {text_of(call.node)}"
+            message = f"all positions are projected, but only the last is read: {text_of(call.node)}"
             yield Hit(call.node, message, "forward")
 
 
@@ -190,7 +190,7 @@ def _factors(module: Module) -> Iterator[Hit]:
         elif isinstance(around, ast.Attribute):
             alone = around.attr in ("S", "eigenvalues")
         if alone:
-            yield Hit(call.node, f"the vectors are computed and never read, {better}() leaves them out", call.attr)
+            yield Hit(call.node, f"the vectors are computed but never read; {better}() leaves them out", call.attr)
 
 
 def _inverses(module: Module) -> Iterator[Hit]:
@@ -208,7 +208,7 @@ def _inverses(module: Module) -> Iterator[Hit]:
         if all(_is_left_factor(module, use) for use in uses) and not _is_small(
             " ".join(text_of(module.parents[use], 200) for use in uses)
         ):
-            yield Hit(call.node, f"an inverse for a product alone: {text_of(call.node)}", call.attr)
+            yield Hit(call.node, f"an inverse only for a product: {text_of(call.node)}", call.attr)
 
 
 def _is_small(text: str) -> bool:

@@ -40,7 +40,7 @@ def find(module: Module) -> Iterator[Hit]:
         if path and not is_module(call, path) and _lasts(module, call, path):
             yield Hit(call.node, f"every step copies this again: {text_of(call.node)}", call.attr)
         elif not path and (rows := _rows(module, call)) is not None:
-            message = f"every step copies a part of what lies in memory: {text_of(rows)}"
+            message = f"every step copies a part of data that is already in memory: {text_of(rows)}"
             yield Hit(call.node, message, call.attr, severity="low")
     for call in module.sent("pin_memory"):
         if call.context.hot and not call.node.args and call.user is not None and call.user.attr in ("to", "cuda"):

@@ -21,7 +21,7 @@ from torchtriage.diagnose.lint.syntax import holds
 RULE = Rule("HST104", "waiting-in-step", "host", "Every step sleeps or waits for another program", "low")
 
 FIX = Fix(
-    text="Wait for what is to come, not for time to pass.",
+    text="Wait for the event itself, not for time to pass.",
     code="""item = requests.get()              # queue.Queue: wakes when there is one
 delay = due - time.perf_counter()  # a paced loop sleeps for what is left
 if delay > 0:

@@ -19,7 +19,7 @@ from torchtriage.diagnose.lint.reads import text_of
 from torchtriage.diagnose.lint.syntax import argument, keyword, names_in, path_of, stored_names
 
 RULE = Rule(
-    "HST121", "weighted-draw", "host", "Sampling weights are summed up again for each draw", "medium", over=("LCH105",)
+    "HST121", "weighted-draw", "host", "Sampling weights are summed again for each draw", "medium", over=("LCH105",)
 )
 
 FIX = Fix(

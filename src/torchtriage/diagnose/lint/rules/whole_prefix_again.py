@@ -58,7 +58,7 @@ def find(module: Module) -> Iterator[Hit]:
         # all elements before the turn's own: ids[:, :i]
         before = any(isinstance(item, ast.Subscript) and takes_prefix(item, loop.counter) for item in given)
         if joined or before:
-            yield Hit(call.node, f"each turn runs all of it again: {text_of(call.node)}", "forward")
+            yield Hit(call.node, f"each iteration runs all of it again: {text_of(call.node)}", "forward")
 
 
 def _is_model(module: Module, call: SourceCall) -> bool:

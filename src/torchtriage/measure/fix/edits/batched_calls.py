@@ -34,7 +34,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             edit = _joined(site, over.target, over.iter, node.elt, join)
             yield Proposal(complete((edit,)), "run the model on all samples at once")
     for loop in site.for_loops:
-        yield Proposal(_loop(site, loop), f"run all turns of the loop in line {loop.lineno} at once")
+        yield Proposal(_loop(site, loop), f"run all iterations of the loop on line {loop.lineno} at once")
 
 
 def _loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:

@@ -49,7 +49,7 @@ def _counted(site: Site, loop: ast.For) -> Proposal | None:
     else:
         return None
     edits = complete((statement_edit(module, loop, rows), *more))
-    return Proposal(edits, f"count all turns of the loop in line {loop.lineno} at once")
+    return Proposal(edits, f"count all iterations of the loop on line {loop.lineno} at once")
 
 
 def _tuple(items: list[str]) -> str:

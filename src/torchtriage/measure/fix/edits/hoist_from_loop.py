@@ -36,11 +36,11 @@ def _before(site: Site, flow: Flow, loop: Loop, statement: ast.stmt) -> Proposal
         group = connected(module, moved, statement)
         edits = [edit for item in group for edit in move_before(module, item, loop)]
         names = ", ".join(moved[item] for item in group)
-        return Proposal(tuple(edits), f"compute {names} once, before the loop in line {loop.lineno}")
+        return Proposal(tuple(edits), f"compute {names} once, before the loop on line {loop.lineno}")
     for part in parts_of(flow, statement, varying, loop):
         name = name_for(module, part)
         before = insert_before(module, loop, f"{name} = {outdented(module, part, statement)}")
         if before is not None:
-            what = f"compute {name} once, before the loop in line {loop.lineno}"
+            what = f"compute {name} once, before the loop on line {loop.lineno}"
             return Proposal((before, *replaced(loop.body, part, name)), what)
     return None

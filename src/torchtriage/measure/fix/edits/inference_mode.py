@@ -99,7 +99,7 @@ def _around_loop(site: Site) -> Iterator[Proposal]:
     loop = site.step_loop
     if loop is None or any(isinstance(node, Generator) for node in ast.walk(site.function or loop)):
         return  # whoever asks for the next item would run without autograd
-    yield from _block(site, loop, _mode(site.module), f"run the loop in line {loop.lineno} without autograd")
+    yield from _block(site, loop, _mode(site.module), f"run the loop on line {loop.lineno} without autograd")
 
 
 def _around_statement(site: Site) -> Iterator[Proposal]:

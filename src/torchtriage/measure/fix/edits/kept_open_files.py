@@ -68,7 +68,7 @@ def _around_loop(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
     moved = wrap(module, [outer], f"with {opened} as {source(module, item.optional_vars or item.context_expr)}:")
     edits = [edit for edit in moved if edit.line not in inside]  # a level more outside, and one less inside
     edits += [SourceEdit(block.lineno, 0, block.body[0].lineno, 0, ""), *_without_flush(site, block)]
-    what = f"keep {opened} open, around the loop in line {outer.lineno}"
+    what = f"keep {opened} open, around the loop on line {outer.lineno}"
     return Proposal(tuple(edits), what, _changes(site, block)) if moved else None
 
 

@@ -40,7 +40,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         except _NotElementwiseError:
             continue
         edit = replace_node(loop, f"\n{indent}".join(rows))
-        yield Proposal((edit,), f"compute all elements of the loop in line {loop.lineno} at once")
+        yield Proposal((edit,), f"compute all elements of the loop on line {loop.lineno} at once")
 
 
 class _NotElementwiseError(Exception):

@@ -80,7 +80,7 @@ def _asked(site: Site, node: ast.For | ast.ListComp | ast.GeneratorExp) -> Propo
     except NotRowsError:
         return None
     changes = "random numbers are drawn in another order" if DRAWS.search(site.module.text) else ""
-    return Proposal(edits, f"compute all turns of the loop in line {node.lineno} at once", changes)
+    return Proposal(edits, f"compute all iterations of the loop on line {node.lineno} at once", changes)
 
 
 def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:

@@ -26,17 +26,17 @@ def propose(site: Site) -> Iterator[Proposal]:
         sleep = _sleep(module, loop)
         if sleep is None:
             if edits := _paused(module, loop):
-                yield Proposal(edits, f"pause in the loop in line {loop.lineno}, which would spin")
+                yield Proposal(edits, f"pause in the loop on line {loop.lineno}, which would spin")
             continue
         for edits, what in (
             (_blocking(module, loop), "let the queue wait"),
             (_notified(site, loop), "wait for a notice"),
         ):
             if edits:
-                yield Proposal(edits, f"{what} instead of polling in line {loop.lineno}")
+                yield Proposal(edits, f"{what} instead of polling on line {loop.lineno}")
         if _polls(module, loop, sleep):
             short = replace_node(sleep.args[0], SHORT)
-            yield Proposal((short,), f"poll more often in line {loop.lineno}", "what is polled is asked more often")
+            yield Proposal((short,), f"poll more often on line {loop.lineno}", "what is polled is asked more often")
         return
 
 

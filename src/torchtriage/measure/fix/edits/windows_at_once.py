@@ -26,7 +26,7 @@ COUNTS = words("len size int min")
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield ``x[arange(n)[:, None] + arange(w)]`` for ``xs.append(x[i : i + w])`` and ``torch.stack(xs)`` below."""
     for loop in site.for_loops:
-        yield Proposal(_edits(site, loop), f"take the windows of the loop in line {loop.lineno} at once")
+        yield Proposal(_edits(site, loop), f"take the windows of the loop on line {loop.lineno} at once")
 
 
 def _edits(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:

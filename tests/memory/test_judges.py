@@ -348,7 +348,7 @@ def test_fragmentation_is_told_from_too_much_alive() -> None:
     result, mortem = failed(full)
     assert not mortem.would_fit
     assert mortem.sentences[-2:] == (
-        "All free memory together was too little by 49.0 MiB: too much was alive.",
+        "All free memory together was 49.0 MiB too little: too much was alive.",
         "me/model.py:41 forward held most: 90.0 MiB in 1 allocation.",
     )
     assert "An allocation of 64.0 MiB failed at /home/me/model.py:41 forward" in result.verdict[0]

@@ -95,7 +95,7 @@ def test_the_terminal_says_verdict_holders_and_causes(width: int) -> None:
     text = forms.terminal(results(), width=width).plain
     flat = " ".join(text.split())
     assert "An allocation of 1.00 GiB failed at /home/me/model.py:41 forward" in flat
-    assert "All free memory together was too little" in flat
+    assert "All free memory together was" in flat
     for word in ("MEM048", "peak", "by phase", "Not checked", "reserved"):
         assert word in flat
     assert max(map(len, text.split("\n"))) <= max(width, 120)

@@ -53,7 +53,7 @@ def compile_logs(
 
     ``paths`` : what ``TORCH_TRACE`` wrote, or the text of ``TORCH_LOGS``. Files that cannot be used are a note of
     the report where others can. ``trace`` : of the same program: what each break and recompilation costs in it.
-    ``eager`` : a trace without torch.compile: after how many steps compiling pays back.
+    ``eager`` : a trace without torch.compile: after how many steps compiling pays off.
 
     Raises LogError: there is no log among them; TraceFormatError: a trace cannot be read;
     UsageError: ``eager`` without ``trace``, or no path.

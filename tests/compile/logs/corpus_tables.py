@@ -82,11 +82,11 @@ CURES: dict[str, str] = {
     "single_rows": "mark_unbacked(x, 0)",
     "default_dtypes": "keep it the same around the call",
     "subclasses": "x.detach()",
-    "types": "float(n), if ints and floats come",
+    "types": "float(n), if both ints and floats occur",
     "bounded": "pad to a few sizes",
     "Counting": "keep it as a tensor",
 }
-"""What the report says, which the cured programs do; of what has none it says ``ordinary``."""
+"""What the report says, which the cured programs do; of what has none it says ``normal``."""
 
 DYNAMIC = ("sizes", "integers", "floats")
 """Those of which the report says that ``dynamic=True`` saves the compilation."""
@@ -128,7 +128,7 @@ FIXES: dict[str, tuple[str, ...]] = {
         "Attempted to inline function marked as skipped",
         "Attempted to inline function marked as skipped (SkipFunctionVariable)",
     ),
-    "The configuration keeps numpy from being traced: let it.": (
+    "The configuration disables tracing of numpy: enable it.": (
         "Tensor.numpy() with trace_numpy=False",
         "attempted to trace numpy function with config.trace_numpy=False",
         "call `torch.from_numpy` with `torch._dynamo.config.trace_numpy=False`",

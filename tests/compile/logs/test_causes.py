@@ -179,7 +179,7 @@ def test_cures_follow_the_cause() -> None:
         cure = recompile_fix(cause, source, dim, 1, automatic=True, guard=guard)  # type: ignore[arg-type]
         assert (cure.mark_dynamic, cure.dynamic, cure.bucketing) == ("no", "no", "yes")
         assert cure.code.startswith(f"torch._dynamo.decorators.mark_unbacked{code}")
-        assert "ordinary" in cure.text
+        assert "normal" in cure.text
     twice = 'Duplicate tensors found: ["x", "d[\'a\']"]'
     told = recompile_fix("aliasing", "", -1, 1, automatic=True, guard=twice)
     assert told.code == "d['a'] = d['a'].clone()"

@@ -113,7 +113,7 @@ def test_what_has_no_cure_is_said_to_be_ordinary(result: CompileResult) -> None:
         rows = rows_of(name, result)
         assert rows, name
         for row in rows:
-            assert "ordinary" in row.fix.text
+            assert "normal" in row.fix.text
             assert (row.mark_dynamic, row.dynamic, row.bucketing) == ("no", "no", "no")
 
 

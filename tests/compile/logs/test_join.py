@@ -147,4 +147,4 @@ def test_the_command_joins(tmp_path: Path) -> None:
     assert "pays back" in found.output
     found = click.testing.CliRunner().invoke(cli, ["compile", str(file), "--eager", "x.json"])
     assert found.exit_code == 2
-    assert "--trace, which is missing" in found.output
+    assert "--eager needs --trace" in found.output

@@ -137,7 +137,7 @@ def test_a_value_made_inside_is_not_to_be_marked() -> None:
     guard = "tensor 'h' size mismatch at index 0. expected 2, actual 3"
     (one,) = broken_and_again(guard).recompiles
     assert "mark_dynamic(h" not in one.fix.code
-    assert "h is a value inside of step, no argument" in one.fix.text
+    assert "h is a value inside step, not an argument" in one.fix.text
     assert "fix the graph break at line 7" in one.fix.text
     assert "torch.where" in one.fix.code
     # an argument that is still in use can be marked
@@ -244,7 +244,7 @@ def test_two_things_compiled_through_torchs_wrapper_are_no_new_objects() -> None
             log.metrics(f"0/{number}", name, file, line)
         (row,) = judged(log).recompiles
         assert row.cause == "object"
-        assert ("One graph for each of them is ordinary" in row.fix.text) is (name == "inner")
+        assert ("One graph for each of them is normal" in row.fix.text) is (name == "inner")
 
 
 def test_inductor_caches_guards_and_phases_are_told() -> None:
@@ -327,7 +327,7 @@ def test_unrelated_runs_in_one_folder_are_no_ranks_of_a_job(rank: int | None) ->
     assert "ranks" not in result.verdict[0]
     assert [row.restart for row in result.processes] == [0, 0, 0]
     (note,) = [note for note in result.notes if note.code == "unrelated-runs"]
-    assert "2 runs that compiled other code" in note.message
+    assert "2 runs that compiled different code" in note.message
     # a rank that differs from its own job is still told
     again = judged(*job, program("train", 2, 2), program("serve", rank, 5))
     assert [row.partition(":")[0] for row in again.divergence] == ["compilations"]

@@ -122,8 +122,8 @@ def test_the_note_says_where_what_it_saves_and_what_it_takes():
     assert note.level == "info"
     assert note.message == (
         "model.py:41 forward, called 4 times from model.py:90, holds 208 MiB of activations at"
-        " the peak (94 %); checkpointing it saves 84.0 MiB to 156 MiB there for one more forward"
-        " of it per step"
+        " the peak (94 %); checkpointing it saves 84.0 MiB to 156 MiB there at the cost of one"
+        " more forward pass of it per step"
     )
     assert judge(a_step()).notes[-1:] == (note,)
     assert notes(()) == ()

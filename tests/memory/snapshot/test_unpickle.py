@@ -225,7 +225,7 @@ def test_long_texts_are_said_in_the_result(tmp_path: Path) -> None:
     entry["user_metadata"] = "z" * (5 << 20)
     file.write_bytes(gzip.compress(pickle.dumps({"segments": [], "device_traces": [[entry]]}, 4), 1))
     (note,) = (one for one in judge(read_snapshot(file)).notes if one.code == "unknown")
-    assert note.message == "Met and not understood: text longer than 1.00 MiB, cut (1)"
+    assert note.message == "Not understood: text longer than 1.00 MiB, cut (1)"
 
 
 @pytest.mark.parametrize("n_bytes", [100, 1 << 20])

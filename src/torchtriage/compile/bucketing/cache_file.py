@@ -72,12 +72,12 @@ def load(path: str | os.PathLike[str], axes: Sequence[str]) -> tuple[BucketPlan,
         raise UsageError(f"expected buckets of {', '.join(axes)}, found {', '.join(buckets)}", where=where)
     plan = BucketPlan({axis: tuple(sorted(set(sizes))) for axis, sizes in buckets.items()})
     if version != str(torch.__version__):
-        return plan, history, f"caches are of torch {version}: compiling again"
+        return plan, history, f"caches are from torch {version}: compiling again"
     if not caches or not hasattr(torch.compiler, "load_cache_artifacts"):
         return plan, history, "no caches were saved: compiling again"
     if torch.compiler.load_cache_artifacts(caches) is None:
-        return plan, history, "torch did not take the caches: compiling again"
+        return plan, history, "torch rejected the caches: compiling again"
     if compiled and processor != libraries.processor():
-        return plan, history, f"C++ kernels are of another processor ({processor}): compiling again"
+        return plan, history, f"C++ kernels are for another processor ({processor}): compiling again"
     libraries.restore(compiled)
     return plan, history, ""

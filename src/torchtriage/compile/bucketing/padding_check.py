@@ -81,12 +81,12 @@ def examine(
         trial.hold_random(small, plain)
         if trial.varies:
             return PaddingVerdict(
-                off=f"{trial.varies}, so padding cannot be checked", hint='check="never" if it is right'
+                off=f"{trial.varies}, so padding cannot be checked", hint='check="never" if it is correct'
             )
         if _is_all_padding(reader, small):
             hint = "give an example with real values"
             return PaddingVerdict(
-                off="every value of the example is also the padding's: nothing would be seen", hint=hint
+                off="every value of the example equals the padding value: a check would show nothing", hint=hint
             )
         plain = trial.run(reader.plain(small)) if trial.held else plain
     padded_args = reader.padded(small, bucket)

@@ -50,14 +50,14 @@ def with_drawings(result: CompileResult, logs: Sequence[ProcessLog]) -> CompileR
     if not n_graphs:
         return result
     if not can_draw():
-        text = "the page has no drawings of the graphs: no layout engine here"
+        text = "the page has no graph drawings: no layout engine is installed"
         note = Note("graphs-not-drawn", "info", text, "pip install 'torchtriage[draw]'")
         return replace(result, notes=(*result.notes, note))
     drawings, n_shown = draw(result, logs)
     notes = result.notes
     if n_shown < n_graphs:
         left = format_count(n_graphs - n_shown, "graph")
-        text = f"{left} of {n_graphs:,} not drawn: the first of each process are"
+        text = f"{left} of {n_graphs:,} not drawn: only the first of each process are"
         notes = (*notes, Note("graphs-left-out", "info", text))
     return replace(result, drawings=drawings, notes=notes)
 

@@ -27,7 +27,7 @@ SLOW_GUARDS = Fix(
     'torch.compile(model, options={"guard_filter_fn": torch.compiler.skip_guard_on_inbuilt_nn_modules_unsafe})',
     "https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
 )
-NO_CUDAGRAPH = Fix("Remove the reason: no CPU tensors and no changes of inputs inside the function, static shapes.")
+NO_CUDAGRAPH = Fix("Remove the reason: no CPU tensors, no mutation of inputs inside the function, static shapes.")
 
 
 def findings_of(
@@ -55,9 +55,9 @@ def findings_of(
     if guards.latency_us is not None and guards.latency_us > MAX_LATENCY_US:
         yield _finding(
             OVERHEAD,
-            "Checking guards takes long",
+            "Guard checks are slow",
             "low",
-            f"a check of {guards.slowest} took {guards.latency_us:.0f} µs when it was compiled, and there is one at"
+            f"a check of {guards.slowest} took {guards.latency_us:.0f} µs when it was compiled, and it runs at"
             f" every call; {format_count(guards.n_guards, 'guard')} in {format_count(guards.n_graphs, 'graph')}",
             {"latency_us": guards.latency_us},
             SLOW_GUARDS,
@@ -65,7 +65,7 @@ def findings_of(
     for skip in inductor.cudagraph_skips:
         yield _finding(
             CUDAGRAPH,
-            "CUDA graphs were asked for and skipped",
+            "CUDA graphs were requested but skipped",
             "medium",
             f"{format_count(skip.count, 'time')}: {' '.join(skip.name.split())[:400]}",
             {"n_records": skip.count},

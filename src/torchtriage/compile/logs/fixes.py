@@ -101,7 +101,7 @@ _FIXES = (
     ),
     (
         r"\btrace_numpy=False\b",
-        "The configuration keeps numpy from being traced: let it.",
+        "The configuration disables tracing of numpy: enable it.",
         "torch._dynamo.config.trace_numpy = True",
     ),
     (
@@ -255,10 +255,10 @@ def fix_inside(cause: Cause, source: str, function: str, broken: Break | None, *
         )
         return replace(fix, text=text)
     root = re.split(r"\W", source, maxsplit=1)[0]
-    text = f"{root} {'is' if is_known else 'may be'} a value inside of {function}, no argument: "
+    text = f"{root} {'is' if is_known else 'may be'} a value inside {function}, not an argument: "
     is_size = cause in ("size", "shape guard")
     text += "mark the dimension of the argument it comes from" if is_size else f"keep its {cause} from changing"
-    return replace(fix, text=f"{text}, or fix the graph break{at}, so that it is inside of one graph.")
+    return replace(fix, text=f"{text}, or fix the graph break{at}, so that it stays inside one graph.")
 
 
 def recompile_fix(cause: Cause, source: str, dim: int, count: int, *, automatic: bool, guard: str) -> RecompileFix:
@@ -284,7 +284,7 @@ def recompile_fix(cause: Cause, source: str, dim: int, count: int, *, automatic:
             else "dynamic=False or the configuration keeps it static"
         )
         text = (
-            f"Size {dim} of {name} changes and every new value is compiled for; {why}. Compile with dynamic=True or"
+            f"Size {dim} of {name} changes, and each new value is compiled; {why}. Compile with dynamic=True or"
             " mark the dimension; where the graph needs static shapes (CUDA graphs), pad to a few sizes with"
             " tt.BucketedModule."
         )
@@ -294,8 +294,8 @@ def recompile_fix(cause: Cause, source: str, dim: int, count: int, *, automatic:
             sized = _SIZE.search(guard)
             return _zero_one(sized[1] if sized else "x", int(sized[2]) if sized else 0)
         text = (
-            "The graph is dynamic, but holds only for a range of sizes that the code or a kernel asks for: pad to a"
-            " few sizes with tt.BucketedModule, or take the comparison out of the function."
+            "The graph is dynamic, but valid only for a range of sizes that the code or a kernel requires: pad to a"
+            " few sizes with tt.BucketedModule, or move the comparison out of the function."
         )
         return RecompileFix(text, bucketing="yes")
     fixed = _CURES.get(cause)
@@ -309,16 +309,16 @@ def recompile_fix(cause: Cause, source: str, dim: int, count: int, *, automatic:
     elif cause == "aliasing":
         name = next(iter(_QUOTED.findall(guard)[1:]), name)
     elif cause == "type" and "Parameter" in guard:
-        text += " Of a parameter: {name}.detach()."
+        text += " For a parameter: {name}.detach()."
     # a global stays a constant whatever the setting
     is_symbol = cause == "number" and count == 1 and not source.startswith(("___", "G["))
     return RecompileFix(text.format(name=name), code.format(name=name), dynamic="once" if is_symbol else "no")
 
 
 WRAPPER_FIX = RecompileFix(
-    "fn is what was given to torch.compile: torch runs functions of libraries, partials and modules through one"
-    " wrapper of its own, whose graphs and recompile limit they share. One graph for each of them is ordinary; if"
-    " it is the same one again, call torch.compile once, outside of the loop."
+    "fn is the argument of torch.compile: torch runs library functions, partials and modules through one shared"
+    " wrapper, whose graphs and recompile limit they share. One graph for each of them is normal; if"
+    " it is the same one again, call torch.compile once, outside the loop."
 )
 """Of torch's own wrapper, which gets another function at each call."""
 _LOOKED_UP = re.compile(r"^G\['(\w+)'\]|\.__code__$")
@@ -331,7 +331,7 @@ def _zero_one(name: str, dim: int) -> RecompileFix:
     """Return the fix for a dimension of size 0 or 1, which is never dynamic."""
     return RecompileFix(
         f"Size {max(dim, 0)} of {name} is 0 or 1 in some calls, and these always get a graph of their own: one more"
-        " compilation is ordinary. Pad to 2, or mark the dimension as unbacked.",
+        " compilation is normal. Pad to 2, or mark the dimension as unbacked.",
         f"torch._dynamo.decorators.mark_unbacked({name}, {max(dim, 0)})   # before the first call",
         bucketing="yes",
     )
@@ -345,7 +345,7 @@ _CURES: dict[Cause, tuple[str, str]] = {
         "{name} = {name}.flatten()   # or any shape with one number of dimensions",
     ),
     "requires grad": (
-        "{name} comes with and without gradients: one graph for each is ordinary; detach where none is wanted.",
+        "{name} comes with and without gradients: one graph for each is normal; detach where none is wanted.",
         "{name} = {name}.detach()",
     ),
     "dispatch keys": (
@@ -360,12 +360,12 @@ _CURES: dict[Cause, tuple[str, str]] = {
     ),
     "number": (
         "{name} is a Python number and part of the graph: pass a tensor, or let it become a symbol.",
-        "{name} = torch.tensor({name})   # float({name}), if ints and floats come",
+        "{name} = torch.tensor({name})   # float({name}), if both ints and floats occur",
     ),
-    "flag": ("{name} is a Python flag and part of the graph: one graph for each value is ordinary.", ""),
+    "flag": ("{name} is a Python flag and part of the graph: one graph for each value is normal.", ""),
     "text": ("{name} is a text and part of the graph: one graph for each value; choose the function outside.", ""),
-    "none": ("{name} is sometimes None: one graph for each is ordinary; pass a tensor to have one.", ""),
-    "training mode": ("The module switches between training and evaluation: two graphs are ordinary.", ""),
+    "none": ("{name} is sometimes None: one graph for each is normal; pass a tensor to have one.", ""),
+    "training mode": ("The module switches between training and evaluation: two graphs are normal.", ""),
     "object": (
         "{name} is another object at each call (a lambda, a partial, a new module): make it once, outside of the loop.",
         "",

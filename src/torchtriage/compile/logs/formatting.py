@@ -119,10 +119,10 @@ def cures(row: Recompile) -> str:
     yes = [name for name, answer in answers if answer == "yes"]
     once = [name for name, answer in answers if answer == "once"]
     if yes:
-        return f"{', '.join(yes)} would end it"
+        return f"{', '.join(yes)} would fix it"
     if once:
         return f"{', '.join(once)} would save this one"
-    return "no dynamic shape would end it"
+    return "no dynamic shape would fix it"
 
 
 def function(row: CompiledFunction) -> str:

@@ -26,7 +26,7 @@ def join(result: CompileResult, trace: Trace, path: str, *, eager: Trace | None 
     """Return the result with what the trace shows of each break and recompilation.
 
     ``result`` : of the logs of the same program. ``trace`` : of one rank. ``path`` : the trace's, to be named.
-    ``eager`` : of the program without ``torch.compile``: tells after how many steps compiling pays back.
+    ``eager`` : of the program without ``torch.compile``: tells after how many steps compiling pays off.
     """
     regions = find_regions(trace)
     breaks = tuple(replace(row, trace=_of_break(row, result.functions, regions)) for row in result.breaks)
@@ -147,7 +147,7 @@ def _payback(result: CompileResult, trace: Trace, eager: Trace | None) -> str:
         number = format_count(math.ceil(spent_ms / step_ms), "step")
         return (
             f"{took}, as long as {number} of {format_ms(step_ms)}; pass a trace without"
-            " torch.compile as --eager to learn after how many steps that is won back"
+            " torch.compile as --eager to learn after how many steps that pays off"
         )
     eager_ms = eager.steps.wall_ns / NS_PER_MS
     both = f"a step takes {format_ms(step_ms)} compiled and {format_ms(eager_ms)} eager"
@@ -163,7 +163,7 @@ def _notes(regions: Regions, breaks: Sequence[GraphBreak], recompiles: Sequence[
             Note(
                 "trace-without-regions",
                 "warn",
-                "the trace shows no compiled code, so nothing of it could be joined",
+                "the trace shows no compiled code, so there was nothing to combine",
                 "record steps of the same program after its first ones",
             )
         ]
@@ -181,7 +181,7 @@ def _notes(regions: Regions, breaks: Sequence[GraphBreak], recompiles: Sequence[
     if missing:
         text = (
             f"{format_count(missing, 'graph break')} of {len(breaks)} did not happen in the steady steps of the trace,"
-            " or left no function to go on with"
+            " or left no function to resume"
         )
         notes.append(Note("breaks-not-in-trace", "info", text))
     absent = sum(row.trace is None for row in recompiles)

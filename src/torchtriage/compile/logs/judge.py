@@ -181,7 +181,7 @@ def _third(inductor: Inductor) -> str:
     n_kernels = sum(row.count for row in inductor.generated)
     if n_kernels:
         sentences.append(f"Inductor wrote {format_count(n_kernels, 'kernel')}")
-    return f"{'. '.join(sentences) or 'No caches and no kernels are in the log'}."
+    return f"{'. '.join(sentences) or 'The log shows no caches and no kernels'}."
 
 
 def _unrelated(programs: Sequence[Sequence[ProcessLog]]) -> Iterator[Note]:
@@ -189,9 +189,9 @@ def _unrelated(programs: Sequence[Sequence[ProcessLog]]) -> Iterator[Note]:
         yield Note(
             "unrelated-runs",
             "info",
-            f"the logs are of {len(programs)} runs that compiled other code or have no rank: only ranks of one job are"
-            " compared",
-            "pass the logs of one run for its own sums",
+            f"the logs are of {len(programs)} runs that compiled different code or have no rank: only ranks of one job"
+            " are compared",
+            "pass the logs of one run to get its totals",
         )
 
 

@@ -32,10 +32,11 @@ _OURS = re.compile(r"[\\/](?:torch_xla|torchtriage[\\/](?:\w+[\\/])?(?:xla|bench
 _DOCS = "https://docs.pytorch.org/xla/master/learn/troubleshoot.html"
 FIXES: dict[Cause, Fix] = {
     "part": Fix(
-        "replace the operator by ones that XLA knows, or report it to PyTorch/XLA: without it the FX graph stays whole",
+        "replace the operator with ones that XLA supports, or report it to PyTorch/XLA: without it the FX graph stays"
+        " whole",
         link=_DOCS,
     ),
-    "probe": Fix("comes of the operator that is not lowered, once at compile time: without it nothing is tried out"),
+    "probe": Fix("caused by the operator that is not lowered, once at compile time: without it nothing is tried out"),
     "input": Fix(
         "move the operations into the compiled function: what is computed between FX graphs is a graph of its own"
     ),
@@ -43,19 +44,19 @@ FIXES: dict[Cause, Fix] = {
         "compiled once, when the FX graph is lowered: compute inputs on the host, the loss inside the compiled function"
     ),
     "outside": Fix(
-        "put the loss, and whatever else is between FX graphs, into the compiled"
+        "put the loss, and whatever else runs between FX graphs, into the compiled"
         " function; LazyTensor tracing sees the whole step as one graph"
     ),
     "read": Fix("keep the value on the device (torch.where instead of if), or read it every N steps", link=_DOCS),
     "dynamic shape": Fix("use a fixed size: a mask with torch.where, or padding to a bound", link=_DOCS),
-    "fallback": Fix("replace the operator by ones that XLA knows, or report it to PyTorch/XLA", link=_DOCS),
+    "fallback": Fix("replace the operator with ones that XLA supports, or report it to PyTorch/XLA", link=_DOCS),
     "copy": Fix("copy to the host after torch_xla.sync(), once per step", link=_DOCS),
     "sync": Fix("leave torch_xla.sync() to the end of the step: each one ends a graph"),
     "aliasing": Fix("the same operations, with other inputs donated: let every step keep and release the same tensors"),
     "new sizes": Fix("pad inputs to a few sizes (bucketing): XLA compiles for each size", link=_DOCS),
     "new constants": Fix("pass numbers that change as tensors: Python numbers are constants of the graph"),
     "new operations": Fix(
-        "let every step run the same operations: a branch or a loop count that changes is another graph"
+        "let every step run the same operations: a branch or a loop count that changes makes another graph"
     ),
 }
 

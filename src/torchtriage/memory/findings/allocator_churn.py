@@ -17,11 +17,11 @@ from torchtriage.memory.findings.base import MemoryCode
 CODE = MemoryCode(
     code="MEM027",
     name="allocator-churn",
-    title="Segments are taken and given back again and again",
+    title="Segments are reserved and released again and again",
     needs="a snapshot with a history",
 )
 FIX = Fix(
-    "Let segments grow, or hold less at the peak: the device is full and the allocator makes room.",
+    "Let segments grow, or hold less at the peak: the device is full and the allocator keeps making room.",
     "PYTORCH_ALLOC_CONF=expandable_segments:True  # before torch 2.9: PYTORCH_CUDA_…",
     "https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
 )

@@ -292,8 +292,8 @@ def _stairs(counted: Floats, count: Floats, at: Floats, level: Floats, patience_
         return None
     more = count[-1] - np.interp(first, counted, count)
     why = (
-        f"the number of objects keeps climbing: {format_count(int(more))} more since step"
-        f" {first:.0f}, none was released; memory rose by {format_bytes(grown)}"
+        f"the number of objects keeps growing: {format_count(int(more))} more since step"
+        f" {first:.0f}, none released; memory rose by {format_bytes(grown)}"
     )
     return LeakVerdict("leak", slope.slope, slope.low, slope.high, int(first), grown, int(at[-1]), "objects", why)
 
@@ -310,7 +310,7 @@ def _leak(at: Floats, level: Floats, start: float, slope: Slope) -> LeakVerdict:
         slope = sen_slope(*block_minima(at[inside], level[inside], 4 * N_BLOCKS))
     grown = int(lowest[-1] - (corner.level if late else level[0]))
     why = (
-        f"the lowest memory of each stretch rose by {format_bytes(grown)} since step {onset:.0f}"
+        f"the lowest memory of each interval rose by {format_bytes(grown)} since step {onset:.0f}"
         f" and still rises, {format_bytes(slope.slope)} per step"
         f" ({format_bytes(slope.low)} to {format_bytes(slope.high)})"
     )
@@ -326,11 +326,11 @@ def _no_leak(at: Floats, level: Floats, patience_steps: int, floor_bytes: int) -
     answer: Answer = "no leak"
     span = format_count(at[-1] - at[start], "step")
     if grown <= floor_bytes:
-        why = f"memory is level: {format_bytes(max(grown, 0))} more in the last {span}"
+        why = f"memory is flat: {format_bytes(max(grown, 0))} more in the last {span}"
     elif rise.sum() - rise.max() < floor_bytes * 2 / 3:
         why = f"memory rose once, by {format_bytes(rise.max())}, in the last {span}, then stayed"
     elif (rise > 0).sum() < MIN_RISES:
-        why = f"memory rises and falls: in {int((rise > 0).sum())} of {len(rise)} stretches higher"
+        why = f"memory rises and falls: higher in {int((rise > 0).sum())} of {len(rise)} intervals"
     else:
         answer = "too early"
         why = f"memory grew by {format_bytes(grown)} in the last {span}; it is too early to say whether it levels off"

@@ -63,7 +63,7 @@ class Leak:
             size = f"{number}, {size}" if self.bytes_per_step else number
         adds = f"; line {self.line} of {Path(self.file).name} adds to it" if self.file else ""
         made = (
-            f"; what it keeps is made in line {self.made_line} of {Path(self.made_file).name}"
+            f"; what it keeps is created on line {self.made_line} of {Path(self.made_file).name}"
             if self.made_file and (self.made_file, self.made_line) != (self.file, self.line)
             else ""
         )
@@ -109,7 +109,7 @@ class WatchReport:
         """Return the report as a few lines of text."""
         head = {
             "leak": "memory leaks",
-            "no leak": "no leak was seen",
+            "no leak": "no leak was found",
             "too early": "too early to tell whether memory leaks",
         }[self.answer]
         rss = f"{format_bytes(self.rss_first_bytes)} -> {format_bytes(self.rss_last_bytes)}"
@@ -141,17 +141,17 @@ _FIXES: dict[str, Fix] = {
     "autograd graph": Fix(
         "Keep the number, not the tensor with its graph.", "total += loss.detach()   # or loss.item()"
     ),
-    "growing list": Fix("Keep what is needed only, detached, or write it out and clear the list."),
+    "growing list": Fix("Keep only what is needed, detached, or write it out and clear the list."),
     "growing cache": Fix("Bound the cache: functools.lru_cache(maxsize=...), or drop old entries."),
-    "hooks": Fix("Register hooks once, or remove each again.", "handle.remove()  # after its step"),
+    "hooks": Fix("Register hooks once, or remove each one after use.", "handle.remove()  # after its step"),
     "growing tensor": Fix("Allocate once and write into it; do not concatenate in each step."),
     "compiled code": Fix(
         "Compile once: mark changing sizes as dynamic, and do not make functions in the loop.",
         "torch.compile(model, dynamic=True)",
     ),
     "worker processes": Fix("Bound what a worker caches; keep one DataLoader with persistent_workers=True."),
-    "tensors kept": Fix("Find who keeps them: detach what is stored for later."),
-    "device memory": Fix("Read the snapshot beside the report: torchtriage memory SNAPSHOT."),
+    "tensors kept": Fix("Find what keeps them: detach what is stored for later."),
+    "device memory": Fix("Read the snapshot next to the report: torchtriage memory SNAPSHOT."),
     "resident memory": Fix("No Python name grows: look at native code, or run memray."),
 }
 
@@ -247,7 +247,7 @@ def _first(report: WatchReport, leaks: list[Leak]) -> str:
         also = f" {format_count(len(leaks) - 1, 'other leak')} below." if len(leaks) > 1 else ""
         return f"Leak: {leaks[0].sentence}.{also}"
     if report.answer == "no leak":
-        return f"No leak: nothing that was watched keeps growing in {steps}."
+        return f"No leak: nothing that was watched kept growing in {steps}."
     return f"Too early to tell whether memory leaks: {steps} seen."
 
 

@@ -163,7 +163,7 @@ def advise(
         return replace(
             advice,
             refusal=f"{format_bytes(recording.start_bytes)} were reserved before the recording"
-            f" began and {format_bytes(recording.start_held_bytes)} of it in use; what led there"
+            f" began, {format_bytes(recording.start_held_bytes)} of it in use; how that came about"
             " is not recorded, and without it the same requests reserve"
             f" {format_bytes(base.peak_bytes)}, not {format_bytes(recording.peak_bytes)}",
             how_to_record="call torch.cuda.memory._record_memory_history() before the model is"
@@ -320,7 +320,7 @@ def sentence(advice: Advice) -> str:
         return (
             f"No allocator setting can save {worth}:"
             f" {format_bytes(advice.floor_bytes)} of {format_bytes(advice.peak_bytes)} were"
-            " requested at one time."
+            " requested at once."
         )
     replayed = f"Of {format_count(len(advice.outcomes), 'allocator setting')} replayed, none"
     if advice.n_ooms:

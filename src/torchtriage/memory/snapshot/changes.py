@@ -182,8 +182,8 @@ class _Found:
         held = self._bytes(older)
         return _Change(
             "free-outputs",
-            f"let go of the last result before the next is made{self._at(older)}",
-            ", where nothing reads it any more",
+            f"release the last result before computing the next one{self._at(older)}",
+            ", if nothing reads it any more",
             "del out  # before the next call, or keep out.detach().cpu()",
             held,
             held,
@@ -202,7 +202,7 @@ class _Found:
         held = self._bytes(mine)
         return _Change(
             "in-place-activation",
-            f"the activation function in place or fused with what is around it{self._at(mine)}",
+            f"the activation function in place or fused with its neighbours{self._at(mine)}",
             "",
             "x = torch.nn.functional.relu_(x)  # for others torch.compile fuses the neighbours",
             held,
@@ -217,7 +217,7 @@ class _Found:
         if len(self.lives) and self.phase[last] == MemoryPhase.FORWARD:
             return _Change(
                 "set-to-none",
-                "gradients of the last step given back before the forward pass",
+                "gradients of the last step released before the forward pass",
                 "",
                 "optimizer.zero_grad(set_to_none=True)",
                 held,
@@ -227,8 +227,8 @@ class _Found:
             )
         return _Change(
             "gradients",
-            "gradients used and given back one by one in the backward pass, or accumulated in bfloat16",
-            "; no clipping of the norm over all",
+            "gradients used and released one by one in the backward pass, or accumulated in bfloat16",
+            "; without clipping by the global norm",
             "p.register_post_accumulate_grad_hook(step_and_clear)  # an optimizer for each parameter",
             held,
             held // 2,
@@ -243,7 +243,7 @@ class _Found:
             return _Change(
                 "offload",
                 f"compressed weights moved to the host until their layer runs{self._at(mine)}",
-                " for copies in each pass",
+                " at the cost of copies in each pass",
                 "model = accelerate.cpu_offload(model)  # or fewer layers on this device",
                 held,
                 0,
@@ -278,7 +278,7 @@ class _Found:
             ),
             (
                 temporary & optimizer,
-                ("optimizer-temporaries", "one fused kernel in place of the optimizer's temporaries", ""),
+                ("optimizer-temporaries", "one fused kernel instead of the optimizer's temporaries", ""),
                 "optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # or foreach=False",
                 (1.0, 1.0),
             ),
@@ -287,32 +287,32 @@ class _Found:
                 (
                     "smaller-batch",
                     "half the batch at a time, in training with accumulated gradients",
-                    " for more launches",
+                    " at the cost of more launches",
                 ),
                 "(loss / 2).backward()  # for each half",
                 (0.5, 0.5),
             ),
             (
                 self.category == Category.CACHE,
-                ("kv-cache", "keys and values in pages, or in 8 bits", "; check the accuracy"),
+                ("kv-cache", "the KV cache in pages, or in 8 bits", "; check the accuracy"),
                 "QuantizedCache(...) of transformers, or a paged server such as vLLM",
                 (0.0, 0.5),
             ),
             (
                 self.category == Category.CASTS,
-                ("autocast-copies", "weights in bfloat16 in place of autocast's copies", ""),
+                ("autocast-copies", "weights in bfloat16 instead of autocast's copies", ""),
                 "model = model.to(torch.bfloat16)  # in training: torch.autocast(..., cache_enabled=False)",
                 (1.0, 1.0),
             ),
             (
                 self.category == Category.WORKSPACE,
-                ("workspace", "smaller library workspaces", ", perhaps for slower kernels"),
+                ("workspace", "smaller library workspaces", ", perhaps at the cost of slower kernels"),
                 "CUBLAS_WORKSPACE_CONFIG=:4096:2 in the environment; torch.backends.cudnn.benchmark = False",
                 (0.0, 1.0),
             ),
             (
                 self.category == Category.COMMUNICATION,
-                ("communication-buffers", "smaller buckets", ", perhaps for less overlap"),
+                ("communication-buffers", "smaller buckets", ", perhaps at the cost of less overlap"),
                 "DistributedDataParallel(model, bucket_cap_mb=10, gradient_as_bucket_view=True)",
                 (0.0, 0.5),
             ),

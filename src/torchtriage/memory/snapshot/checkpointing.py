@@ -120,7 +120,8 @@ def notes(worthwhile: tuple[Unit, ...], *, traced: bool = False) -> tuple[Note, 
             f" {format_count(unit.n_calls, 'time')} from {_where(unit.caller)}, holds"
             f" {format_bytes(unit.activation_bytes)} of activations at the peak"
             f" ({format_share(unit.share)}); checkpointing it saves {format_bytes(unit.low_bytes)}"
-            f" to {format_bytes(unit.high_bytes)} there for one more forward of it per step" + _time(unit, traced),
+            f" to {format_bytes(unit.high_bytes)} there at the cost of one more forward pass of it per step"
+            + _time(unit, traced),
             fix="model.gradient_checkpointing_enable()"
             if "/transformers/" in unit.forward.file.replace("\\", "/")
             else "x = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",

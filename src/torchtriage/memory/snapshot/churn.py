@@ -15,13 +15,13 @@ from torchtriage.memory.snapshot.timeline import Timeline
 MIN_ROUNDS = 4
 """Fewer are changes of phase: loading, warming up, the first step."""
 _EMPTIED = Fix(
-    "Take torch.cuda.empty_cache() out of the loop: cached segments are given back before a request fails, anyway.",
+    "Take torch.cuda.empty_cache() out of the loop: cached segments are given back before a request fails anyway.",
     "# torch.cuda.empty_cache()",
     "https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
 )
 
 _HOLD_LESS = Fix(
-    "Hold less at the peak: the device is full and the allocator makes room, though segments grow already."
+    "Hold less at the peak: the device is full and the allocator makes room, although segments already grow."
 )
 
 

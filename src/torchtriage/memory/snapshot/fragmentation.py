@@ -238,31 +238,31 @@ def post_mortem(failure: OutOfMemory) -> tuple[str, ...]:
     left = max(failure.device_free_bytes or 0, 0)
     sentences = [
         f"An allocation of {format_bytes(failure.wanted_bytes)} failed{where}"
-        f" while {format_bytes(failure.allocated_bytes)} were allocated and"
+        f" while {format_bytes(failure.allocated_bytes)} was allocated and"
         f" {format_bytes(failure.reserved_bytes)} reserved."
     ]
     if failure.device_free_bytes is not None:
         sentences.append(f"The driver had {format_bytes(failure.device_free_bytes)} left.")
     if failure.free_bytes:
         causes = "; ".join(f"{format_bytes(part.size_bytes)} {part.name}" for part in failure.parts)
-        sentences.append(f"{format_bytes(failure.free_bytes)} of the reserved memory were free: {causes}.")
-        sentences.append(f"The largest piece it could have used had {format_bytes(failure.largest_bytes)}.")
+        sentences.append(f"{format_bytes(failure.free_bytes)} of the reserved memory was free: {causes}.")
+        sentences.append(f"The largest piece it could have used was {format_bytes(failure.largest_bytes)}.")
     usable = sum(part.size_bytes for part in failure.parts if part.name in _USABLE)
     if failure.would_fit and not failure.next_would_fit:
         sentences.append(
-            "All of it in one piece would have held it, but not one more of its size, as a backward pass"
+            "In one piece, the free memory would have held it, but not a second one of its size, as a backward pass"
             " or the next step needs: too much was alive."
         )
     elif usable + left >= failure.wanted_bytes:
-        sentences.append("All of it in one piece would have held it: fragmentation is the cause.")
+        sentences.append("In one piece, the free memory would have held it: fragmentation is the cause.")
     elif failure.would_fit:
         sentences.append(
-            "It would have fitted only with what is cached for other streams, pools or size"
+            "It would have fit only with memory cached for other streams, pools or size"
             " classes: memory is split between them."
         )
     else:
         short = failure.wanted_bytes - failure.free_bytes - left
-        sentences.append(f"All free memory together was too little by {format_bytes(short)}: too much was alive.")
+        sentences.append(f"All free memory together was {format_bytes(short)} too little: too much was alive.")
     if failure.holders:
         top = failure.holders[0]
         sentences.append(

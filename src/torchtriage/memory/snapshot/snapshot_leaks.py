@@ -56,8 +56,8 @@ _FIXES = {
         text="Keep the number, not the tensor with its graph.",
         code="total += loss.detach()   # not: total += loss\nwith torch.no_grad():    # validation",
     ),
-    "hook": Fix(text="Keep copies that are detached, or remove the hook after its step."),
-    "tensor": Fix(text="Keep what is needed only, detached and on the host, or clear the list."),
+    "hook": Fix(text="Keep detached copies, or remove the hook after its step."),
+    "tensor": Fix(text="Keep only what is needed, detached and on the host, or clear the list."),
 }
 
 
@@ -185,7 +185,7 @@ def _judge(owners: Owners, memory: Timeline) -> Opinion | None:
             if len(stacks):
                 most = int(np.argmax(sizes.sum(axis=1)))
                 label = _label(owners, int(stacks[most]))
-                sentence += f"; most of what is left is from {label} ({format_bytes(sizes[most].sum())})"
+                sentence += f"; most of what remains is from {label} ({format_bytes(sizes[most].sum())})"
             return Opinion(f"{sentence}.", not_checked=(_UNCERTAIN,), growth=growth)
         cached = sen_slope(index, memory.reserved_bytes[row - memory.start].astype(float))
         cache = (

@@ -156,7 +156,7 @@ def _trace_notes(trace: Trace) -> tuple[Note, ...]:
         notes.append(Note("salvaged", "warn", message, "copy the file again, or record anew"))
     if (trace.memory.allocated_bytes < 0).all():
         message = (
-            "the trace records no totals: what was allocated before it began and stayed is not"
+            "the trace records no totals: memory that was allocated before it began is not"
             " counted, nor is what was reserved"
         )
         notes.append(Note("totals", "warn", message, "record with a newer torch"))
@@ -270,9 +270,9 @@ def _unused_finding(device: DeviceMemory, unused: Fragmentation, grows: bool, se
     # a fix that does not go against what replaying the settings has shown
     fix = LET_SEGMENTS_GROW
     if settings.findings:
-        fix = Fix(f"Set what the replay found best ({advice.CODE})")
+        fix = Fix(f"Use the setting that the replay found best ({advice.CODE})")
     elif settings.sentence or grows:
-        why = "No allocator setting helps, as replayed" if settings.sentence else "Segments grow already"
+        why = "No replayed allocator setting helps" if settings.sentence else "Segments grow already"
         fix = Fix(
             f"{why}: ask for fewer different large sizes, or give"
             " back what one phase leaves with torch.cuda.empty_cache() before the next"
@@ -281,7 +281,7 @@ def _unused_finding(device: DeviceMemory, unused: Fragmentation, grows: bool, se
         severity="medium" if share >= 0.4 else "low",
         certainty="certain",
         message=f"{format_bytes(unused.gap_bytes)} of {format_bytes(unused.reserved_bytes)} reserved"
-        f" on device {device.device} lay in gaps when most was allocated"
+        f" on device {device.device} lay in gaps at the peak"
         f" ({format_share(share)}): {causes}",
         place=Place(lane=f"device {device.device}"),
         evidence={
@@ -353,11 +353,7 @@ def _verdict(
 ) -> tuple[str, str, str]:
     with_memory = [device for device in devices if device.max_reserved_bytes or device.peak is not None]
     if not with_memory:
-        return (
-            "No memory was reserved on any device.",
-            "Nothing was recorded either.",
-            "Record while the program runs.",
-        )
+        return ("No memory was reserved on any device.", "Nothing else was recorded.", "Record while the program runs.")
     worst = max(with_memory, key=_weight)
     others = len(with_memory) - 1
     also = f" ({format_count(others, 'other device')} below)" if others else ""
@@ -409,7 +405,7 @@ def _third(device: DeviceMemory, leak: Opinion, findings: list[Finding]) -> str:
     if not unused.is_seen:
         return f"{first} Fragmentation: not checked, the peak is not recorded."
     share = unused.gap_bytes / unused.reserved_bytes
-    calm = ", which is ordinary" if share < UNUSED_SHARE else ", too little to matter"
+    calm = ", which is normal" if share < UNUSED_SHARE else ", too little to matter"
     if any(finding.code == FRAGMENTATION.code and finding.evidence["device"] == device.device for finding in findings):
         calm = ""
     return (
@@ -432,7 +428,7 @@ def _notes(snapshot: Snapshot) -> list[Note]:
     notes = [Note("totals", "warn", f"The file's own totals disagree: {line}", fix) for line in snapshot.check()]
     if snapshot.unknown:
         counts = ", ".join(f"{name} ({count:,})" for name, count in snapshot.unknown.items())
-        notes.append(Note("unknown", "info", f"Met and not understood: {counts}", "", dict(snapshot.unknown)))
+        notes.append(Note("unknown", "info", f"Not understood: {counts}", "", dict(snapshot.unknown)))
     return notes
 
 

@@ -145,9 +145,9 @@ def _slope(growth: Growth, name: str) -> b.Markup:
 def _accounts(device: DeviceMemory) -> tuple[tuple[str, int | None, str], ...]:
     return (
         ("requested", device.requested_bytes, "what tensors asked for"),
-        ("allocated", device.allocated_bytes, "what they were given, rounded up"),
-        ("active", device.active_bytes, "and what another stream still uses"),
-        ("reserved", device.reserved_bytes, "all that was taken from the driver"),
+        ("allocated", device.allocated_bytes, "what they got, rounded up"),
+        ("active", device.active_bytes, "plus memory that another stream still uses"),
+        ("reserved", device.reserved_bytes, "everything taken from the driver"),
     )
 
 
@@ -311,7 +311,7 @@ def parts(rows: Sequence[MemoryPart], limit: int = 6) -> str:
 
 def _because(free: Fragmentation) -> str:
     share = format_share(free.free_bytes / free.reserved_bytes)
-    when = "when most was allocated" if free.is_seen else "at the snapshot"
+    when = "at the peak" if free.is_seen else "at the snapshot"
     return (
         f"{format_bytes(free.free_bytes)} of {format_bytes(free.reserved_bytes)} reserved ({share}) {when}, the largest"
         f" piece {format_bytes(free.largest_bytes)}"

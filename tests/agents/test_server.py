@@ -463,7 +463,7 @@ def test_a_defect_is_an_answer_too(folder: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(traces, "analyze", fail)
     document = Agent(folder).error("doctor", path="slow.json")
-    assert document["untrusted"]["message"] == "a defect of torchtriage: RuntimeError: boom\\x1b[2J"
+    assert document["untrusted"]["message"] == "a bug in torchtriage: RuntimeError: boom\\x1b[2J"
 
 
 def test_progress_grows_and_names_what_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

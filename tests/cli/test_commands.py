@@ -220,7 +220,7 @@ def test_a_defect_is_one_message_with_its_place(run: Run, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(traces, "diagnose", broken)
     result = run("slow.json", code=2)
-    assert result.stderr.startswith("torchtriage: a defect of torchtriage: KeyError: 'oops' - at test_commands.py:")
+    assert result.stderr.startswith("torchtriage: a bug in torchtriage: KeyError: 'oops' - at test_commands.py:")
 
 
 def test_a_crashing_pattern_is_part_of_the_report(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

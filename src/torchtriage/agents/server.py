@@ -340,7 +340,7 @@ async def _called(
         problem = UsageError(f"{type(error).__name__}: {error}", where=name)
     except Exception as error:
         problem = TriageError(
-            f"a defect of torchtriage: {type(error).__name__}: {error}", where=name, hint="report it with the input"
+            f"a bug in torchtriage: {type(error).__name__}: {error}", where=name, hint="report it with the input"
         )
     message = desk.roots.shown(problem.message).split("\n")
     shown = {

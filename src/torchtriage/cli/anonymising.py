@@ -17,13 +17,13 @@ from torchtriage.core.errors import UsageError
 def anonymise_options(function: Command) -> Command:
     """Add ``--anonymise`` and ``--key``; the command runs with every trace that it reads anonymised."""
 
-    @click.option("--anonymise", is_flag=True, help="Replace private names and paths in the report by pseudonyms.")
-    @file_option("--key", "Key file of --anonymise, made where there is none; translates the report back.")
+    @click.option("--anonymise", is_flag=True, help="Replace private names and paths in the report with pseudonyms.")
+    @file_option("--key", "Key file of --anonymise, created if missing; translates the report back.")
     @wraps(function)
     def wrapped(*args: Any, anonymise: bool, key: str | None, **given: Any) -> Any:
         if not anonymise:
             if key is not None:
-                raise UsageError("--key is of --anonymise, which is not there")
+                raise UsageError("--key needs --anonymise")
             return function(*args, **given)
         with _pseudonyms(key):
             return function(*args, **given)

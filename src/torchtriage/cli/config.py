@@ -40,7 +40,7 @@ def with_config(
         try:
             checked = _checked(ctx, params[name], value)
         except click.BadParameter as error:
-            raise UsageError(f"odd value for {key!r} in {where}: {error.message}", where=str(file)) from None
+            raise UsageError(f"invalid value for {key!r} in {where}: {error.message}", where=str(file)) from None
         if ctx.get_parameter_source(name) is ParameterSource.DEFAULT:
             out[name] = checked
     return out

@@ -109,7 +109,7 @@ class _Program(click.Group):
                 raise
             _fail(
                 ctx,
-                f"a defect of torchtriage: {type(error).__name__}: {error} - at {_origin(error)}\n"
+                f"a bug in torchtriage: {type(error).__name__}: {error} - at {_origin(error)}\n"
                 "  try: report it with the traceback of: python -X dev -m torchtriage …",
             )
         return value

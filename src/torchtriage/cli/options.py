@@ -92,7 +92,7 @@ def reading_options(function: Command) -> Command:
             "Refuse inputs that expand beyond this.",
             callback=_size,
         ),
-        click.option("--cache", is_flag=True, help="Cache the parsed trace beside the file."),
+        click.option("--cache", is_flag=True, help="Cache the parsed trace next to the file."),
     ):
         function = option(function)
     return function
@@ -115,11 +115,11 @@ def selection_options(function: Command) -> Command:
 
 
 _SELECTION = (
-    ("steps", "N[-M]", str, "Judge these steps alone, by the numbers in their names: 3-5."),
-    ("window", "BEGIN-END", str, "Judge this window alone, as one step: 1.2s-1.8s, from each file's first event."),
-    ("annotation", "NAME", str, "Judge the occurrences of this annotation alone, each as a step."),
-    ("rank", "N", click.IntRange(0), "Judge this rank of the job alone."),
-    ("device", "N", click.IntRange(0), "Judge this device alone."),
+    ("steps", "N[-M]", str, "Judge only these steps, by the numbers in their names: 3-5."),
+    ("window", "BEGIN-END", str, "Judge only this window, as one step: 1.2s-1.8s, from each file's first event."),
+    ("annotation", "NAME", str, "Judge only the occurrences of this annotation, each as a step."),
+    ("rank", "N", click.IntRange(0), "Judge only this rank of the job."),
+    ("device", "N", click.IntRange(0), "Judge only this device."),
 )
 
 

@@ -173,7 +173,7 @@ class _Sqlite:
         except sqlite3.Error as error:
             text, hint = str(error), self._hint
             if "not a database" in text or "malformed" in text:
-                hint = "it is no store, or is damaged: choose another file"
+                hint = "it is not a store, or is damaged: choose another file"
             elif "locked" in text:
                 hint = _WAIT
             raise StoreError(f"store: {text}", where=self.name, hint=hint) from error

@@ -191,7 +191,7 @@ def test_a_defect_exits_with_3(base: Path, same: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("torchtriage.measure.gate.check.judge_rows", broken)
     told = gate("check", base, same)
     assert told.exit_code == 3
-    assert "a defect of torchtriage" in told.stderr
+    assert "a bug in torchtriage" in told.stderr
 
 
 def test_a_tail_that_is_asked_for_and_can_never_be_told_is_no_verdict(base: Path, same: Path) -> None:

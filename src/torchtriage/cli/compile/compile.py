@@ -15,7 +15,7 @@ from torchtriage.core.errors import UsageError
 @click.command("compile")
 @click.argument("paths", nargs=-1, required=True, metavar="LOG…", type=click.Path())
 @file_option("--trace", "A trace of the same program: what each break and recompilation costs in it.")
-@file_option("--eager", "A trace of the program without torch.compile: after how many steps compiling pays back.")
+@file_option("--eager", "A trace of the program without torch.compile: after how many steps compiling pays off.")
 @result_options
 @fail_on_option
 @quiet_option
@@ -36,7 +36,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     from torchtriage.compile.logs.read import read_logs
 
     if given["eager"] and not given["trace"]:
-        raise UsageError("--eager is compared with --trace, which is missing")
+        raise UsageError("--eager needs --trace to compare with")
     inputs = [*paths, *filter(None, (given["trace"], given["eager"]))]
     check_outputs([given["output"], given["html"]], inputs)
     with reading_many(len(paths), quiet=given["quiet"]) as progress:

@@ -80,13 +80,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
     help="Predict the effect of a change: gpu*0.5, cpu*0.5, comm=0, no-sync, launch=0 (repeatable).",
 )
 @value_option(
-    "--by",
-    click.Choice(BYS),
-    None,
-    (DEFAULTS.by,),
-    "What the rows of the table of device time are.",
-    multiple=True,
-    callback=_once,
+    "--by", click.Choice(BYS), None, (DEFAULTS.by,), "What to break device time down by.", multiple=True, callback=_once
 )
 @file_option(
     "--capture", "Recording in which the replayed graphs were captured (ROCm), for --by operator, module or line."
@@ -98,7 +92,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
 )
 @file_option(
     "--execution-trace",
-    "What ExecutionTraceObserver (Chakra) wrote of the same process and steps: its operators' inputs are joined.",
+    "ExecutionTraceObserver (Chakra) file of the same process and steps: adds its operators' inputs.",
     metavar="PATH",
 )
 @value_option(
@@ -131,7 +125,9 @@ def _once(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) 
 )
 @value_option("--max-seconds", POSITIVE, "S", None, "Of many files, leave out one that takes longer than this.")
 @anonymise_options
-@click.option("--timing", is_flag=True, help="Also say on stderr how long each part of the analysis took; of one file.")
+@click.option(
+    "--timing", is_flag=True, help="Also print on stderr how long each part of the analysis took; one file only."
+)
 @quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None:

@@ -29,22 +29,20 @@ def _ranks(_ctx: click.Context, _param: click.Parameter, value: str | None) -> f
 
 @click.command("attach")
 @click.argument("target", metavar="TARGET")
-@value_option("--seconds", POSITIVE, "S", 5.0, "Record for so long.")
-@value_option("--steps", click.IntRange(1, 1000), "N", None, "Record so many steps instead, where steps are counted.")
-@click.option("--ranks", metavar="LIST", callback=_ranks, help="Of these ranks alone: 0,3 or 0-7.")
-@file_option("--dir", "The folder into which the job writes its traces  [default: a new one]", metavar="DIR")
-@file_option(
-    "--dumps", "Flight recorders that the job wrote: a folder, or what their names begin with.", metavar="PATH"
-)
-@value_option("--timeout", POSITIVE, "S", 60.0, "Wait so long for a step, for the traces, for each answer.")
+@value_option("--seconds", POSITIVE, "S", 5.0, "Record for this long.")
+@value_option("--steps", click.IntRange(1, 1000), "N", None, "Record this many steps instead, where steps are counted.")
+@click.option("--ranks", metavar="LIST", callback=_ranks, help="Only these ranks: 0,3 or 0-7.")
+@file_option("--dir", "The folder where the job writes its traces  [default: a new one]", metavar="DIR")
+@file_option("--dumps", "Flight recorder dumps of the job: a folder, or how their names begin.", metavar="PATH")
+@value_option("--timeout", POSITIVE, "S", 60.0, "Wait this long for a step, for the traces, for each answer.")
 @click.option("--stacks", is_flag=True, help="No recording: the stacks of all ranks, and what they wait for.")
-@click.option("--allow-remote", is_flag=True, help="Let TARGET be on another machine.")
+@click.option("--allow-remote", is_flag=True, help="Allow TARGET on another machine.")
 @result_options
 @top_option
-@click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but failures.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only failures on stderr.")
 @click.pass_context
 def command(ctx: click.Context, /, target: str, **given: Any) -> None:
-    """Record a job that runs, without a restart, and analyse it; or say what it waits for.
+    """Record a running job without a restart, and analyse it; or say what it waits for.
 
     TARGET is what the job offers: the URL of vLLM or SGLang, of the debug server of torch.distributed (port 25999) or
     of dynolog (port 1778), or the pid of a process, or of its launcher, that made a tt.sample. Where nothing moves, the

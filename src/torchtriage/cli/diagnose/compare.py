@@ -34,7 +34,7 @@ from torchtriage.core.errors import UsageError
     Finite(0),
     "PCT",
     None,
-    "Exit with 1 when the step is slower by more than PCT percent and than the noise.",
+    "Exit with 1 when the step is slower by more than PCT percent and more than the noise.",
 )
 @click.option(
     "--across",
@@ -73,7 +73,7 @@ def command(ctx: click.Context, /, before: str, after: str, **given: Any) -> Non
         return
     if total.told:
         ctx.exit(1)
-    complain(f"--fail-on-slower {limit:g} cannot tell: the step is slower by more, but that is no significant change")
+    complain(f"--fail-on-slower {limit:g} cannot tell: the step is slower by more, but not significantly")
 
 
 def _promised(path: str, before: str) -> Any:

@@ -24,7 +24,7 @@ def command(code: str | None) -> None:
     """Explain what a finding means, by code or name; without one, list them all.
 
     A code may have a page for what a trace shows, one for what the source shows, and one for what
-    memory shows. Below stands what certain, likely, hint and the grades of a report mean.
+    memory shows. What certain, likely, hint and the grades of a report mean is shown below.
     """
     from torchtriage.api.catalogue import NUMBERS, WORDS, count, lookup, pages
 

@@ -31,7 +31,7 @@ from torchtriage.core.errors import TraceFormatError, UsageError
 def command(paths: tuple[str, ...], **given: Any) -> None:
     """Write a table of a trace to a file, for data frames.
 
-    PATH is a trace, a folder of ranks, a pattern or a URL, as for analyze; ranks stand in one table, with its
+    PATH is a trace, a folder of ranks, a pattern or a URL, as for analyze; all ranks are in one table, with a
     column rank. Tables and columns: docs/tables.md.
 
     \b

@@ -39,7 +39,7 @@ CONFIG = ("exclude", "fail-on", "only", "skip")
 @click.option("--only", multiple=True, metavar="CODE", help="Run only this rule (repeatable).")
 @click.option("--skip", multiple=True, metavar="CODE", help="Skip this rule (repeatable).")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Skip matching paths in folders (repeatable).")
-@click.option("--notes", is_flag=True, help="Also show remarks: possible improvements that are no faults.")
+@click.option("--notes", is_flag=True, help="Also show remarks: possible improvements that are not faults.")
 @fail_on_option
 @value_option("--stdin-filename", str, "NAME", "<stdin>", "What to call the source that - reads from standard input.")
 @quiet_option
@@ -55,7 +55,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     """
     options = with_config(ctx, given, Path.cwd(), table="lint", keys=CONFIG)
     if "-" in paths and len(paths) > 1:
-        raise UsageError("- stands alone: standard input is one source")
+        raise UsageError("- must be the only path: standard input is one source")
     check_outputs([options["output"]], [path for path in paths if path != "-"])
     result = _look(paths, options)
     if options["trace"]:

@@ -33,7 +33,7 @@ SHOWN = 1000
 @reading_options
 @quiet_option
 def command(paths: tuple[str, ...], **given: Any) -> None:
-    """Ask the tables of a trace in SQL; needs DuckDB (pip install 'torchtriage[query]').
+    """Query the tables of a trace in SQL; needs DuckDB (pip install 'torchtriage[query]').
 
     PATH is a trace, a folder of ranks, a pattern or a URL, as for analyze. The last argument is the query, over the
     tables kernels, ops, copies, steps, ranks, collectives, memory and findings. Their columns, and questions to

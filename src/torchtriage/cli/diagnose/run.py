@@ -43,11 +43,11 @@ class ScriptCommand(click.Command):
 @click.argument("words", nargs=-1, metavar="SCRIPT.py | -m MODULE | LAUNCHER …  [ARGS]…")
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="Steps to record for the cost.")
 @click.option("--warmup", type=click.IntRange(0), metavar="N", help="Steps to skip at the start.")
-@click.option("--exit-after", is_flag=True, help="End the script, with 0, once enough of it was recorded.")
+@click.option("--exit-after", is_flag=True, help="End the script with exit code 0 once enough of it is recorded.")
 @click.option(
     "--memory",
     is_flag=True,
-    help="Also watch for memory leaks, to the script's end: a verdict takes about 200 steps more"
+    help="Also watch for memory leaks until the script ends: a verdict takes about 200 steps more"
     " than the recordings, so with --exit-after there is often none.",
 )
 @click.option(
@@ -59,12 +59,12 @@ class ScriptCommand(click.Command):
 @form_options
 @click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write the report to FILE instead.")
 @html_option
-@file_option("--folded", "Write the step's stacks to FILE as speedscope and flamegraph.pl read them.")
+@file_option("--folded", "Write the step's stacks to FILE for speedscope and flamegraph.pl.")
 @top_option
 @verbose_option
 @click.option("--no-source", is_flag=True, help="Do not open source files: report lines as recorded.")
 @anonymise_options
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but failures on stderr.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only failures on stderr.")
 @click.pass_context
 def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
     """Run a script unchanged, record its loop, and report what costs time, where, and how to fix it.
@@ -104,7 +104,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None
     except Exception as error:
         if sys.flags.dev_mode:
             raise
-        complain(f"a defect of torchtriage: {type(error).__name__}: {error}")
+        complain(f"a bug in torchtriage: {type(error).__name__}: {error}")
     ctx.exit(end_like(code))
 
 

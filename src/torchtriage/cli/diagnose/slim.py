@@ -20,18 +20,18 @@ from torchtriage.core.selection import Selection
 @output_option
 @click.option("--steps", metavar="N[-M]", help="Keep these steps, by the numbers in their names: 3-5.")
 @click.option("--window", metavar="BEGIN-END", help="Keep this window, from the first event: 1.2s-1.8s, 300ms-450ms.")
-@value_option("--max-mb", POSITIVE, "N", None, "Leave out more until all fits: steps, then Python frames, then shapes.")
+@value_option("--max-mb", POSITIVE, "N", None, "Leave out more until it fits: steps, then Python frames, then shapes.")
 @value_option("--factor", POSITIVE, "N", None, "The same, until it is N times smaller.")
-@click.option("--anonymise", is_flag=True, help="Replace private names and paths by stable pseudonyms.")
-@file_option("--key", "Key file of the pseudonyms, made where there is none; it stays with you.")
+@click.option("--anonymise", is_flag=True, help="Replace private names and paths with stable pseudonyms.")
+@file_option("--key", "Key file of the pseudonyms, created if missing; keep it to yourself.")
 @file_option("--restore", "Translate TRACE, a report, back with this key file.", metavar="KEY")
 @quiet_option
 def command(path: str, **given: Any) -> None:
-    """Write a smaller trace that is judged alike, to hand it on.
+    """Write a smaller trace that gets the same verdict, to share it.
 
-    TRACE is a trace, or a folder with those of a job's ranks. What no rule reads is left out always. With --anonymise
-    the names of users, machines, files, functions, classes and kernels of your own become pseudonyms, and PyTorch's,
-    CUDA's and ROCm's stay; the key file translates a report back (--restore).
+    TRACE is a trace, or a folder with those of a job's ranks. What no rule reads is always left out. With --anonymise
+    your own names (users, machines, files, functions, classes, kernels) become pseudonyms, while PyTorch's, CUDA's
+    and ROCm's stay; the key file translates a report back (--restore).
     """
     output = given["output"]
     if given["restore"]:
@@ -42,7 +42,7 @@ def command(path: str, **given: Any) -> None:
     if given["max_mb"] and given["factor"]:
         raise UsageError("expected --max-mb or --factor, found both")
     if given["key"] and not given["anonymise"]:
-        raise UsageError("--key is of --anonymise, which is not there")
+        raise UsageError("--key needs --anonymise")
     from torchtriage.api import share
     from torchtriage.core.trace.anonymise import Anonymiser
 
@@ -64,11 +64,9 @@ def command(path: str, **given: Any) -> None:
         click.echo(f"  left out {what}")
     if pseudonyms is not None:
         names, key = pseudonyms
-        click.echo(
-            f"  {len(names.names):,} names have pseudonyms, and {key} says which: keep it, and do not hand it on"
-        )
+        click.echo(f"  {len(names.names):,} names have pseudonyms, and {key} says which: keep it to yourself")
     if not done.small_enough:
-        raise UsageError("it does not get as small as asked: everything that may go is gone", where=output)
+        raise UsageError("it cannot get as small as asked: everything that may go is gone", where=output)
 
 
 def _restore(path: str, key: str, output: str | None) -> None:

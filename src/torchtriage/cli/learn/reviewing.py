@@ -77,7 +77,7 @@ def refuse_llm_options(option: str) -> None:
     source = click.get_current_context().get_parameter_source
     used = [f"--{item.replace('_', '-')}" for item in OF_LLM if source(item) is ParameterSource.COMMANDLINE]
     if used:
-        raise UsageError(f"{', '.join(used)} {'is' if len(used) == 1 else 'are'} of {option}")
+        raise UsageError(f"{', '.join(used)} {'needs' if len(used) == 1 else 'need'} {option}")
 
 
 def make_llm(kind: type[L], given: Mapping[str, Any], option: str, max_reply_tokens: int = 1500) -> L:

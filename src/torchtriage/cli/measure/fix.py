@@ -23,13 +23,13 @@ MAX_REPLY_TOKENS = 4000
 @click.command("fix", cls=ScriptCommand)
 @click.argument("words", nargs=-1, metavar="SCRIPT.py | -m MODULE | LAUNCHER …  [ARGS]…")
 @click.option("--apply", is_flag=True, help="Write the proved changes into the project.")
-@file_option("--patch", "Write the patch to FILE, as git apply takes it.")
-@click.option("--only", metavar="CODE", multiple=True, help="Mend this finding alone; may be given several times.")
+@file_option("--patch", "Write the patch to FILE, for git apply.")
+@click.option("--only", metavar="CODE", multiple=True, help="Fix only this finding (repeatable).")
 @value_option("--budget", POSITIVE, "MINUTES", 10.0, "Try nothing new after this time.")
 @click.option(
     "--allow",
     is_flag=True,
-    help="Accept changed results where a change is made for that (evaluation mode, precision), and results that"
+    help="Accept changes that are meant to alter results (evaluation mode, precision), and results that"
     " cannot be compared.",
 )
 @click.option("--project", metavar="DIR", type=click.Path(), help="The folder to copy  [default: the script's project]")
@@ -41,7 +41,7 @@ MAX_REPLY_TOKENS = 4000
     "none",
     "Who is asked for findings that no known change helps; with llm source leaves this machine.",
 )
-@click.option("--evidence", is_flag=True, help="Print what the model would be sent, and ask nothing.")
+@click.option("--evidence", is_flag=True, help="Print what the model would be sent, without asking it.")
 @llm_options
 @result_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress output.")
@@ -49,11 +49,11 @@ MAX_REPLY_TOKENS = 4000
 def command(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
     """Make a script faster, and prove it: try the fixes of its findings, and print those that hold as a patch.
 
-    The project is copied, and the script runs in the copy only: once recorded, then in turns as it
-    is and with each change. A change is in the patch when the script is surely faster with it and
+    The project is copied, and the script runs in the copy only: once recorded, then as it is and
+    with each change, alternately. A change is in the patch when the script is certainly faster with it and
     the gradients, updates or outputs of its first steps are the same. Nothing is written into the project without
     --apply. Files that the script writes in its project stay in the copy; files elsewhere, network
-    and programs that it starts are not stopped, but named before it runs again.
+    access and programs that it starts are not prevented, but listed before it runs again.
 
     \b
     torchtriage fix train.py --epochs 1
@@ -100,7 +100,7 @@ def _model(given: dict[str, Any]) -> ModelProposer | None:
     redact = not given["no_redact"]
     if given["proposer"] != "llm":
         if given["evidence"]:
-            raise UsageError("--evidence is of --proposer llm")
+            raise UsageError("--evidence needs --proposer llm")
         refuse_llm_options("--proposer llm")
         return None
     if redact:

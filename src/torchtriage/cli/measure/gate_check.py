@@ -74,7 +74,7 @@ def _limit(text: str) -> tuple[str, float]:
     "--against", str, "REVISION", None, "Measure now: COMMAND here and in a checkout of this revision, in alternation."
 )
 @click.option("--before", metavar="COMMAND", help="Measure now: this command against COMMAND.")
-@click.option("--after", metavar="COMMAND", help="COMMAND as one text, beside --before.")
+@click.option("--after", metavar="COMMAND", help="COMMAND as one string, with --before.")
 @value_option(
     "--pairs",
     click.IntRange(3),
@@ -87,7 +87,7 @@ def _limit(text: str) -> tuple[str, float]:
     "--max-regress",
     multiple=True,
     metavar="[NAME=]SHARE",
-    help="The smallest change for the worse that matters, such as 3%; NAME is a metric or a kind"
+    help="The smallest regression that matters, such as 3%; NAME is a metric or a kind"
     " (latency, throughput, memory, compile_time, count, accuracy). [default: 3% of times and"
     " throughput, 1% of memory, 10% of compile time, 0.5% of accuracy, any of counts]",
 )
@@ -108,7 +108,7 @@ def _limit(text: str) -> tuple[str, float]:
 @timeout_option
 @setup_option
 @file_option("--trace", "A profiler trace that COMMAND writes, to explain what changed in a regression.", dest="traces")
-@click.option("--unlike-machines", is_flag=True, help="Compare although the machines are not alike.")
+@click.option("--unlike-machines", is_flag=True, help="Compare even though the machines differ.")
 @store_option
 @result_options
 @click.option("--annotations", is_flag=True, help="Also print GitHub's ::error lines.")
@@ -143,7 +143,7 @@ def check(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
     words = _words(words, given, live=live)
     if live and given["sessions"] < (least := least_pairs(limits)):
         raise click.UsageError(
-            f"expected --pairs {least} or more, found {given['sessions']}: fewer can show no"
+            f"expected --pairs {least} or more, found {given['sessions']}: fewer cannot show a"
             f" regression at --alpha {given['alpha']}"
         )
     check_outputs([given["output"], given["html"]], [] if live else words)

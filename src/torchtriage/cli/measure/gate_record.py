@@ -38,7 +38,7 @@ store_option = click.option(
 )
 
 samples_option = click.option(
-    "--samples", is_flag=True, help="COMMAND hands over its own samples, instead of being timed as a whole."
+    "--samples", is_flag=True, help="COMMAND reports its own samples instead of being timed as a whole."
 )
 timeout_option = value_option("--timeout", POSITIVE, "S", 600.0, "End a process that runs longer.")
 setup_option = value_option("--setup", str, "COMMAND", None, "Run this once in the checkout of --against, to build it.")
@@ -167,7 +167,7 @@ def _record(words: Sequence[str], given: dict[str, Any]) -> None:
             new = store.add(run)
             click.echo(_summary(run, store.name, new=new))
         if any(UNCOMMITTED in (facts := dict(run.environment)) and SIDE not in facts for run in runs):
-            complain("recorded with uncommitted changes: left out of a baseline that has enough without")
+            complain("recorded with uncommitted changes: left out of a baseline that has enough runs without")
     click.echo("next: torchtriage gate check")
 
 

@@ -23,10 +23,10 @@ EXIT_CODES = {"faster": 0, "slower": 1, "no difference": 3, "results differ": 4,
 @click.option("--after", metavar="CMD", help="The command after it.")
 @value_option("--steps", click.IntRange(0), "N", 40, "End each run after N timed steps; 0 compares whole runs.")
 @value_option(
-    "--rounds", click.IntRange(3), "N", 12, "Runs of each program at most; five suffice where they agree to 2 %."
+    "--rounds", click.IntRange(3), "N", 12, "Maximum runs of each program; five are enough if they agree to 2 %."
 )
 @click.option("--no-record", is_flag=True, help="Do not record the promised saving first.")
-@click.option("--allow", is_flag=True, help="Other results are intended: say how they differ, and judge the time.")
+@click.option("--allow", is_flag=True, help="Different results are intended: say how they differ, and judge the time.")
 @click.option("--out", metavar="DIR", type=click.Path(), help="Keep the measurements here.")
 @json_option
 @output_option

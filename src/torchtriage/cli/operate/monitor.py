@@ -34,7 +34,7 @@ def command() -> None:
 @click.option(
     "--ladder",
     metavar="MODES",
-    help="Run a ladder of these modes beside the alarms: full,bf16=0.6,lite=0.2, each with what it"
+    help="Run a ladder of these modes alongside the alarms: full,bf16=0.6,lite=0.2, each with what it"
     " is assumed to take as a share of the full one.",
 )
 @click.option("--deadline-ms", type=POSITIVE, metavar="MS", help="Ladder: calls slower than this are late.")

@@ -62,7 +62,7 @@ class Checkpoint:
         if known.get("digest") != digest:
             why = "holds measurements of another target or other settings"
         if why:
-            raise UsageError(why, where=str(self.path), hint="--fresh measures anew, --out names another folder")
+            raise UsageError(why, where=str(self.path), hint="--fresh measures again, --out names another folder")
 
     def _clear(self) -> None:
         for name in OURS:

@@ -165,7 +165,7 @@ def _checked(plan: BenchPlan, store: Checkpoint, progress: Progress) -> dict[str
         raise UsageError(
             f"holds measurements of another program: {', '.join(changed[:8])} changed since",
             where=str(store.path),
-            hint="--fresh measures anew, --out names another folder",
+            hint="--fresh measures again, --out names another folder",
         )
     return known
 

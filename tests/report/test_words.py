@@ -32,6 +32,7 @@ def test_a_saving_is_an_interval_with_its_denominator(low_ms, high_ms, text):
 @pytest.mark.parametrize(
     ("evidence", "text"),
     [
+        ({"looks": 65, "looks_in_steps": 112}, "stack samples 65, stack samples in steps 112"),
         ({"n_reads_per_step": 2}, "reads 2 per step"),
         ({"wait_ms_per_step": 21.4}, "wait 21.4 ms per step"),
         ({"gap_ns": 2_500}, "gap 2.50 µs"),

@@ -334,9 +334,12 @@ def _fact(key: str, value: Any) -> str:
     return f"{_spoken(key.removeprefix('n_'))} {number}{per}"
 
 
+_SPOKEN = {"gpu": "GPU", "cpu": "CPU", "python": "Python", "looks": "stack samples"}
+
+
 def _spoken(key: str) -> str:
     words = visible(key).replace("_", " ").split(" ")
-    return elide(" ".join({"gpu": "GPU", "cpu": "CPU", "python": "Python"}.get(word, word) for word in words))
+    return elide(" ".join(_SPOKEN.get(word, word) for word in words))
 
 
 LEFT_OUT = "left out by --only, --skip or pyproject.toml"

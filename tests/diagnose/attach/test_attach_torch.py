@@ -147,7 +147,7 @@ def test_a_rank_that_does_not_answer_is_told(tmp_path: Path) -> None:
         captured = attach(f"localhost:{port}", Wish(seconds=0.5))
     # rank 0 waits for it, and has run nothing either
     assert isinstance(captured, HangResult)
-    assert captured.verdict[0].endswith(" Of rank 1 there is no record that tells.")
+    assert captured.verdict[0].endswith(" No record tells about rank 1.")
     assert "is not finished: rank 0 waits." in captured.verdict[0]
     assert any(note.message.startswith("rank 1 does not answer: HTTP 408") for note in captured.notes)
 

@@ -104,7 +104,7 @@ def test_an_answer_of_another_shape_is_told(fake: FakeDynolog, tmp_path: Path, m
     monkeypatch.setattr(
         fake, "_answer", lambda request: {"status": 1, "processesMatched": [11], "activityProfilersTriggered": 5}
     )
-    with pytest.raises(TriageError, match="expected of dynolog the pids"):
+    with pytest.raises(TriageError, match="expected the recording pids from dynolog"):
         attach(f"dynolog://localhost:{fake.port}", Wish(folder=tmp_path))
 
 

@@ -176,7 +176,7 @@ def test_without_py_spy_its_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     with pytest.raises(TriageError, match="need py-spy") as caught:
         dump_stacks(os.getpid())
     assert "torchtriage[attach]" in caught.value.hint
-    with pytest.raises(TriageError, match="no process tells") as caught:
+    with pytest.raises(TriageError, match="no process says") as caught:
         attach(str(os.getpid()), Wish(only_stacks=True))
     assert "torchtriage[attach]" in caught.value.hint
 

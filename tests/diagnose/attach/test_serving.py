@@ -137,7 +137,7 @@ def test_a_trace_that_is_never_whole_is_named(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text('{"traceEvents": [')
     with pytest.raises(TriageError, match=r"not complete within 1 s: half.json \(17 B, partial\)"):
         wait_for(tmp_path, {}, 1)
-    with pytest.raises(TriageError, match="no trace came within"):
+    with pytest.raises(TriageError, match="no trace arrived within"):
         wait_for(tmp_path, captured.traces_in(tmp_path), 0.1)
 
 
@@ -212,8 +212,8 @@ def deep(client: socket.socket, _: bytes) -> None:
     ("answer", "word"),
     [
         (endless, "at most 1.00 MiB, found more"),
-        (drips, "no whole answer within 1 s"),
-        (silent, "no whole answer within 1 s"),
+        (drips, "no complete answer within 1 s"),
+        (silent, "no complete answer within 1 s"),
         (cut, "no HTTP answer: IncompleteRead"),
         (gone, "no HTTP answer"),
         (binary, "no HTTP answer"),

@@ -91,14 +91,14 @@ def _address(address: Address, is_dynolog: bool, wish: Wish) -> Captured | HangR
             "something answers there, and it is neither a debug server of torch.distributed (page /), nor SGLang"
             " (/model_info), nor vLLM (/version)",
             where=str(address),
-            hint=f"of dynolog name the port: {_DYNOLOG}{address.host}:{address.port}",
+            hint=f"for dynolog, name the port: {_DYNOLOG}{address.host}:{address.port}",
         )
     _expect_whole_recording(engine, wish)
     if engine == "vLLM" and wish.folder is None:
         written = os.environ.get("VLLM_TORCH_PROFILER_DIR")
         if not written:
             raise UsageError(
-                "vLLM does not tell where it writes its traces",
+                "vLLM does not say where it writes its traces",
                 hint="--dir DIR, the torch_profiler_dir of its --profiler-config",
             )
         wish = replace(wish, folder=Path(written))
@@ -112,9 +112,9 @@ def _address(address: Address, is_dynolog: bool, wish: Wish) -> Captured | HangR
 
 def _expect_whole_recording(who: str, wish: Wish) -> None:
     if wish.only_stacks:
-        raise UsageError(f"{who} gives no stacks", hint="torchtriage attach --stacks PID, for the pid of a worker")
+        raise UsageError(f"{who} provides no stacks", hint="torchtriage attach --stacks PID, for the pid of a worker")
     if wish.ranks is not None:
-        raise UsageError(f"{who} cannot record some ranks only", hint="leave out --ranks: all are recorded")
+        raise UsageError(f"{who} cannot record only some ranks", hint="leave out --ranks: all are recorded")
 
 
 def _dynolog(address: Address, pids: frozenset[int], wish: Wish) -> Captured:
@@ -165,14 +165,12 @@ def _process(target: str, wish: Wish) -> Captured | HangResult:
         return _dynolog(Address("localhost", dynolog.PORT), frozenset(process.pid for process in processes), wish)
     hidden = "; ".join(f"{process.name}, {process.hidden}" for process in processes[:8] if process.hidden)
     if hidden:
-        raise AttachError(
-            f"whether it takes captures cannot be told; not readable: {hidden}", where=target, hint=MAY_READ
-        )
+        raise AttachError(f"cannot tell whether it takes captures; not readable: {hidden}", where=target, hint=MAY_READ)
     raise AttachError(
         f"nothing in {', '.join(process.name for process in processes[:8])} takes captures; tried: the socket of a"
         " tt.sample(...) (none), dynolog (KINETO_USE_DAEMON is not set)",
         where=target,
-        hint="--stacks says where it stands; docs/attach.md, how a job becomes one that can be recorded",
+        hint="--stacks shows where it is; docs/attach.md says how to make a job recordable",
     )
 
 
@@ -195,7 +193,7 @@ def _hang(target: str, processes: list[Process], wish: Wish, notes: list[Note]) 
                 dumps |= {process.rank: max(read, key=lambda dump: len(dump.records))} if read else {}
     if not stacks and not dumps and wish.dumps is None:
         raise AttachError(
-            "no process tells where it is: " + "; ".join(note.message for note in notes),
+            "no process says where it is: " + "; ".join(note.message for note in notes),
             where=target,
             hint=next((note.fix for note in notes if note.fix), ""),
         )

@@ -111,7 +111,7 @@ def wait_for(
             f"the traces were not complete within {timeout_s:g} s: {'; '.join(_left(new))}", where=str(folder)
         )
     raise AttachError(
-        f"no trace came within {timeout_s:g} s",
+        f"no trace arrived within {timeout_s:g} s",
         where=str(folder),
         hint="--dir is where the job writes, as this machine sees it; a service writes only what it was asked to do"
         " meanwhile, and large traces need a larger --timeout",

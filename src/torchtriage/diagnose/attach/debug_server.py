@@ -140,7 +140,7 @@ def _expect(reply: Reply, what: str) -> None:
     if reply.status != 200:
         raise AttachError(
             f"the debug server answers HTTP {reply.status} to /{what}",
-            hint="read are the pages of torch 2.13, with requests or aiohttp installed where rank 0 runs",
+            hint="supported are the pages of torch 2.13, with requests or aiohttp installed where rank 0 runs",
         )
 
 

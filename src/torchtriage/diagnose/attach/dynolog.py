@@ -71,7 +71,7 @@ def capture(
     answer = _ask(address, request, ASK_S)
     triggered = answer.get("activityProfilersTriggered") or []
     if not isinstance(triggered, list):
-        raise AttachError("expected of dynolog the pids that record, found something else", where=str(address))
+        raise AttachError("expected the recording pids from dynolog, found something else", where=str(address))
     if not answer.get("processesMatched"):
         raise AttachError(
             "dynolog knows no such process",
@@ -101,9 +101,9 @@ def _ask(address: Address, request: dict[str, Any], timeout_s: float) -> dict[st
                 raise ValueError("an answer that is no object")
             return answer
     except TimeoutError:
-        raise AttachError(f"dynolog gives no answer within {timeout_s:g} s", where=where) from None
+        raise AttachError(f"dynolog does not answer within {timeout_s:g} s", where=where) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise AttachError(f"no answer of dynolog: {error}", where=where) from error
+        raise AttachError(f"no answer from dynolog: {error}", where=where) from error
 
 
 def _read(connection: socket.socket, size: int, deadline: float) -> bytes:

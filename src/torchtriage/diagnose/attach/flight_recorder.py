@@ -96,7 +96,7 @@ def find_dumps(path: Path) -> dict[int, Path]:
             raise AttachError(
                 f"expected one dump of each rank, found {found[rank].name} and {name}",
                 where=str(folder),
-                hint="name what those of one time begin with: --dumps FOLDER/nccl_trace_rank_",
+                hint="give the prefix of those from one time: --dumps FOLDER/nccl_trace_rank_",
             )
         found[rank] = folder / name
     if not found:
@@ -131,9 +131,9 @@ def parse(data: bytes, where: str) -> Dump:
             parts = iter((data,))
             document = unpickle(lambda _: next(parts, b""), _Plain(), name=where)
     except SnapshotError as error:
-        raise AttachError(f"no dump of a flight recorder: {error.message}", where=where, hint=_TRY) from error
+        raise AttachError(f"not a flight recorder dump: {error.message}", where=where, hint=_TRY) from error
     except (ValueError, RecursionError) as error:
-        raise AttachError(f"no dump of a flight recorder: {error}", where=where, hint=_TRY) from error
+        raise AttachError(f"not a flight recorder dump: {error}", where=where, hint=_TRY) from error
     if not isinstance(document, dict) or "version" not in document:
         raise AttachError("expected a dump of a flight recorder, found other data", where=where, hint=_TRY)
     try:

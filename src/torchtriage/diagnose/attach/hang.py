@@ -50,7 +50,7 @@ def _sentence(wait: CollectiveWait, waits: Iterable[CollectiveWait], stacks: Map
     missing = f"{ranks_words(wait.missing)} never entered" if wait.missing else ""
     who = (*wait.missing[:MAX_WAITS], *(wait.arrived[:1] if wait.at is None else ()))
     doing = [_doing(rank, wait, waits, stacks) for rank in who]
-    unknown = f"of {ranks_words(wait.unknown)} there is no record that tells" if wait.unknown else ""
+    unknown = f"no record tells about {ranks_words(wait.unknown)}" if wait.unknown else ""
     if wait.kind == "p2p":
         parts = [f"{waiting} in {wait.op} of {wait.group}", *doing]
     elif wait.kind == "mismatch":
@@ -61,7 +61,7 @@ def _sentence(wait: CollectiveWait, waits: Iterable[CollectiveWait], stacks: Map
     elif wait.unknown:
         parts = [f"{what} is not finished: {waiting}", *doing, unknown]
     else:
-        parts = [f"{waiting} in {what}, in which all are, and it does not end", *doing]
+        parts = [f"{waiting} in {what}, which all have entered and which does not end", *doing]
     return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part)
 
 

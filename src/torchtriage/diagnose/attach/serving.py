@@ -24,7 +24,7 @@ START_S = 60.0
 _HOW = {
     "vLLM": 'start vLLM with --profiler-config \'{"profiler": "torch", "torch_profiler_dir": "DIR"}\''
     " (older ones with VLLM_TORCH_PROFILER_DIR=DIR)",
-    "SGLang": "sglang.launch_server has it; a router before it has not: attach to the server itself",
+    "SGLang": "sglang.launch_server has it; a router in front of it does not: attach to the server itself",
 }
 
 

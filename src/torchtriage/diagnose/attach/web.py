@@ -159,10 +159,10 @@ def ask(
             raise http.client.IncompleteRead(b"", response.length)
         return Reply(response.status, b"".join(parts))
     except TimeoutError:
-        raise AttachError(f"no whole answer within {timeout_s:g} s", where=where) from None
+        raise AttachError(f"no complete answer within {timeout_s:g} s", where=where) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         if late.is_set():
-            raise AttachError(f"no whole answer within {timeout_s:g} s", where=where) from None
+            raise AttachError(f"no complete answer within {timeout_s:g} s", where=where) from None
         words = visible(str(error))[:160] or type(error).__name__
         raise AttachError(f"no HTTP answer: {words}", where=where) from error
     finally:

@@ -61,7 +61,7 @@ def document(result: Comparison) -> b.Document:
         *(_compared(result) if result.comparable else _refused(result)),
         b.Foot(f"{foot}, torchtriage {result.version}"),
     ]
-    remark = "Both traces were read and the page was made locally; it asks no server for anything."
+    remark = "Both traces were read and the page was made locally; it contacts no server."
     title = f"{file_name(result.before.path)} against {file_name(result.after.path)}"
     return b.Document(title, result.version, result.schema, blocks, "comparison.css", remark)
 

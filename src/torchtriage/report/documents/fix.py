@@ -63,7 +63,7 @@ def _start(attempt: Attempt, trial: Verification) -> str:
     if attempt.start_up_ms is None or trial.saved_ms <= 0:
         return ""
     steps = format_count(attempt.start_up_ms / trial.saved_ms, "step")
-    return f"{format_ms(attempt.start_up_ms)} more at the start of a run: gains after {steps}"
+    return f"{format_ms(attempt.start_up_ms)} more at the start of a run: pays off after {steps}"
 
 
 def _unedited(result: FixResult) -> list[b.Text]:

@@ -139,8 +139,8 @@ def _check(result: GateResult) -> Iterator[b.Block]:
     tests = [f"{name(row)}: {_classic(row)}" for row in result.rows if _classic(row)]
     if tests:
         why = (
-            "These do not decide: of one value per process, they ignore pairs, how the machine drifts, and how small a"
-            " change is."
+            "These do not decide the verdict: from one value per process, they ignore pairs, drift of the machine, and"
+            " how small a change is."
         )
         parts = [b.Lines([why]), b.Lines(tests[:N_IN_MARKDOWN], bullets=True)]
         yield b.Folded("Welch, Mann-Whitney and Cohen's d", parts, on=b.MARKDOWN)

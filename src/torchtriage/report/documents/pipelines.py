@@ -43,8 +43,8 @@ def headline(pipeline: PipelineSummary) -> str:
         f" {format_share(pipeline.bubble_share)} of {format_ns(pipeline.span_ns)} waiting for a stage"
     )
     if pipeline.implied_share is None or pipeline.even_share is None:
-        return f"{text}; no theory is claimed"
-    books = f", its formula {format_share(pipeline.books_share)}" if pipeline.books_share is not None else ""
+        return f"{text}; no theoretical share is given"
+    books = f", by its formula {format_share(pipeline.books_share)}" if pipeline.books_share is not None else ""
     return (
         f"{text}, {format_share(pipeline.implied_share)} implied by the order and the measured stages,"
         f" {format_share(pipeline.even_share)} with equal ones{books}"

@@ -40,7 +40,7 @@ def words(serving: ServingTime) -> list[str]:
         " requests and tokens: prefill + decode."
     ]
     if serving.basis == "frames":
-        lines.append("No range says what a step holds; steps with their attention in a graph are taken for decode.")
+        lines.append("No range says what a step holds; steps with their attention in a graph are taken as decode.")
     return [*lines, *captures]
 
 

@@ -1190,7 +1190,7 @@ function pick(value) {
 }
 which.addEventListener("change", () => pick(which.value));
 foot.hidden = false;
-foot.append(h("p", {}, "Made by torchtriage. This page holds everything it shows and asks no server. Times and names are those of the recording."),
+foot.append(h("p", {}, "Made by torchtriage. This page holds everything it shows and contacts no server. Times and names are those of the recording."),
   DATA.cut.length ? h("p", {}, `To stay small, it contains ${DATA.cut.join("; ")}. The JSON report has all of it.`) : "");
 settle();
 show(DATA.jobs[0] || DATA.results[0]);

@@ -1,8 +1,8 @@
-"""Each turn computes what only one in many uses.
+"""Each iteration computes what only one in many uses.
 
-Looks like: ``accuracy = evaluate(model, x, y)`` in every turn, and ``if epoch % 25 == 0: print(accuracy)`` its only
+Looks like: ``accuracy = evaluate(model, x, y)`` in every iteration, and ``if epoch % 25 == 0: print(accuracy)`` its only
     reader.
-Slow because: a pass over the data, forward through a model included, is dropped in all other turns.
+Slow because: a pass over the data, forward through a model included, is dropped in all other iterations.
 Fix: move it behind the condition.
 Quiet when: anything else reads it, it trains or changes something that stays, or it runs no model and no function of
     the file.
@@ -21,7 +21,7 @@ from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import bound_names, stored_attributes
 from torchtriage.diagnose.lint.work_words import MUTATORS
 
-RULE = Rule("HST126", "used-in-few-turns", "host", "Computed in every turn, used in few", "low")
+RULE = Rule("HST126", "used-in-few-turns", "host", "Computed in every iteration, used in few", "low")
 
 FIX = Fix(
     text="Compute it behind the condition that uses it.",
@@ -59,7 +59,7 @@ def _of_loop(module: Module, loop: SourceLoop) -> Iterator[Hit]:
     for node in targets:
         work = next(_work(module, node), None) if node in dropped else None
         if work is not None:
-            yield Hit(work.node, f"every turn computes this, and few use it: {text_of(work.node)}", work.attr)
+            yield Hit(work.node, f"every iteration computes this, but few use it: {text_of(work.node)}", work.attr)
 
 
 def _goes_on(module: Module, loop: SourceLoop, call: SourceCall, dropped: set[ast.AST]) -> bool:

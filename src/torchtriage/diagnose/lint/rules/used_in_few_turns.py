@@ -1,7 +1,7 @@
 """Each iteration computes what only one in many uses.
 
-Looks like: ``accuracy = evaluate(model, x, y)`` in every iteration, and ``if epoch % 25 == 0: print(accuracy)`` its only
-    reader.
+Looks like: ``accuracy = evaluate(model, x, y)`` in every iteration, and ``if epoch % 25 == 0: print(accuracy)`` its
+    only reader.
 Slow because: a pass over the data, forward through a model included, is dropped in all other iterations.
 Fix: move it behind the condition.
 Quiet when: anything else reads it, it trains or changes something that stays, or it runs no model and no function of

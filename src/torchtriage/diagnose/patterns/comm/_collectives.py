@@ -1,5 +1,7 @@
 """What patterns of communication share: is this training, and the edit that makes collectives shorter."""
 
+import re
+
 import numpy as np
 
 from torchtriage.core.trace.collective_time import ENGINE, Collectives
@@ -23,3 +25,8 @@ def shorter(found: Collectives, pick: Mask, spans: Spans, low: Floats | float, h
 def trains(trace: Trace) -> bool:
     """Return whether anything here computes gradients."""
     return bool(trace.matching(rf"{ENGINE}|Backward\d*$|^Optimizer\.").any())
+
+
+def of_two(label: str) -> bool:
+    """Return whether a message goes from one rank to another, or a part of it from each to each."""
+    return re.search(r"(?i)send|recv", label) is not None

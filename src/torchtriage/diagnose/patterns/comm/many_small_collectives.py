@@ -28,7 +28,7 @@ from torchtriage.core.trace.schema import BACKWARD_NODE
 from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns._recurrence import call_sites
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Kind, Mask, Pattern, Trace, given
-from torchtriage.diagnose.patterns.comm._collectives import shorter, trains
+from torchtriage.diagnose.patterns.comm._collectives import of_two, shorter, trains
 from torchtriage.diagnose.patterns.comm._sharding import find_gathers
 from torchtriage.diagnose.patterns.comm._step_collectives import (
     FIX_BARRIER,
@@ -88,7 +88,7 @@ def _small(trace: Trace, found: Collectives) -> Claim | None:
         small[gathers.at] = False
     together = _together(trace, found)
     # a stage sends what it has computed: what it computes next cannot go along
-    small &= together | ~np.array([label.lower().startswith(("send", "recv")) for label in found.labels], bool)
+    small &= together | ~np.array([*map(of_two, found.labels)], bool)
     steps = trace.steps
     n_small = steps.median_count(found.step[small])
     if n_small < MANY or not trains(trace):

@@ -17,7 +17,7 @@ import numpy as np
 from torchtriage.core.trace.collective_time import Collectives, find_collectives
 from torchtriage.core.units import format_ns, ms
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Pattern, Trace
-from torchtriage.diagnose.patterns.comm._collectives import shorter
+from torchtriage.diagnose.patterns.comm._collectives import of_two, shorter
 
 PATTERN = Pattern.of(__name__, "COM036", "A late rank makes the others wait", order=420, needs="collectives")
 FIX = Fix(
@@ -30,7 +30,6 @@ prof.export_chrome_trace(f"traces/rank{torch.distributed.get_rank()}.json.gz")
 
 MIN_EQUAL = 5  # messages, before their spread says anything
 SPREAD = 3.0  # of the 95th percentile to the median (catalogue 36)
-_NOT_ALL = "SendRecv"  # point to point, or all-to-all: equal sizes on one rank do not mean equal work
 
 
 def find(trace: Trace) -> Claims:
@@ -91,7 +90,8 @@ def _uneven(trace: Trace, found: Collectives) -> dict[int, tuple[float, float]]:
     groups, first = np.unique(found.equal[at], return_index=True)
     out = {}
     for group, mine in zip(groups.tolist(), np.split(at, first[1:]), strict=True):
-        if len(mine) < MIN_EQUAL or _NOT_ALL in found.labels[int(mine[0])]:
+        # between two ranks equal sizes do not mean equal work, and a stage waits for the one before by design
+        if len(mine) < MIN_EQUAL or of_two(found.labels[int(mine[0])]):
             continue
         median_ns, high_ns = np.percentile(trace.dur_ns[found.rows[mine]], [50, 95]).tolist()
         if median_ns > 0 and high_ns >= SPREAD * median_ns:

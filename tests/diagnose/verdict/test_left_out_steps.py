@@ -66,6 +66,15 @@ def test_a_step_out_of_line_is_named() -> None:
     )
 
 
+def test_a_long_first_step_is_named_and_can_be_judged_alone() -> None:
+    note = notes(loop(900, 20, 20, 20))["left-out-steps"]
+    assert note.message == (
+        "left out of every number per step: step 0 (1.00 ms) as the first; the 3 steady steps take 120 µs"
+    )
+    assert note.fix.endswith("judge step 0 alone: torchtriage analyze TRACE --steps 0")
+    assert "left-out-steps" not in notes(loop(200, 20, 20, 20))
+
+
 def test_bar_headline_and_events_are_of_the_steady_steps() -> None:
     result = diagnose(loop(20, 500, 500, 500), Options(only=["MEM027"]))
     assert result.summary is not None

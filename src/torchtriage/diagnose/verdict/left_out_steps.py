@@ -9,7 +9,8 @@ import numpy as np
 from torchtriage.core.arrays import Floats, Ints
 from torchtriage.core.finding import Note
 from torchtriage.core.trace import Kind, Trace
-from torchtriage.core.trace.steps import FIRST, NO_WORK
+from torchtriage.core.trace.select import step_numbers
+from torchtriage.core.trace.steps import FIRST, NO_WORK, OUTLIER
 from torchtriage.core.units import format_count, format_ns, ms
 
 SLOWER = 2.0
@@ -39,7 +40,10 @@ def left_out_steps(trace: Trace) -> Iterator[Note]:
             "record more steps: it is not known which of them is typical",
             {"first_step_ms": ms(int(wall_ns[0])), "slower_call": call, "slower_call_ms": ms(extra_ns)},
         )
-    strange = [index for index, why in enumerate(steps.left_out) if why and why not in (FIRST, NO_WORK)]
+    long = wall_ns > OUTLIER * steps.wall_ns
+    strange = [
+        index for index, why in enumerate(steps.left_out) if (long[index] if why == FIRST else why not in ("", NO_WORK))
+    ]
     if strange:
         each = [f"{index} ({format_ns(wall_ns[index])}) {steps.left_out[index]}" for index in strange[:SHOWN]]
         more = f", {len(strange) - SHOWN:,} more" if len(strange) > SHOWN else ""
@@ -47,7 +51,8 @@ def left_out_steps(trace: Trace) -> Iterator[Note]:
             "left-out-steps",
             "info",
             f"left out of every number per step: step {', '.join(each)}{more}; the {steady}",
-            "record more steps after a warm-up",
+            f"record more steps after a warm-up, or judge step {strange[0]} alone: torchtriage analyze TRACE --steps"
+            f" {step_numbers(steps.names)[strange[0]]}",
             {"steps": strange},
         )
 

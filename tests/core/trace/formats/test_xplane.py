@@ -86,6 +86,11 @@ def test_kernels_copies_calls_and_marks_of_a_gpu() -> None:
     assert trace.args(0) == {}
 
 
+def test_what_waits_for_the_gpu_is_not_known() -> None:
+    replay = analyze(io.BytesIO(gpu_space())).replay
+    assert replay.reason == "which calls wait for the GPU is not known"
+
+
 def test_gzip_and_a_file(tmp_path: Path) -> None:
     path = tmp_path / "any.name"
     path.write_bytes(gzip.compress(gpu_space()))

@@ -80,6 +80,15 @@ def test_rocm_shows_it_by_the_blocking_call() -> None:
     assert claim.evidence["n_copies_per_step"] == 1
 
 
+def test_without_the_kind_of_memory_the_call_shows_it() -> None:
+    assert len(loop(kind="HtoD").claims(find)) == 1
+    trace = TraceBuilder()
+    for step in range(4):
+        trace.step(step, step * 10_000.0, 10_000)
+        trace.copy(step * 10_000.0 + 100, 5, step * 10_000.0 + 120, 1_000, size=10_000_000, kind="HtoD")
+    assert not trace.claims(find)
+
+
 def test_pinned_speed_is_the_low_end_and_overlap_the_high_one() -> None:
     (claim,) = find(loop().build())
     lengths = claim.spans[:, 1] - claim.spans[:, 0]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from torchtriage.core import intervals
-from torchtriage.diagnose.patterns.base import Ints, Kind, Spans, Trace
+from torchtriage.diagnose.patterns.base import Ints, Kind, Mask, Spans, Trace
 
 PINNED_BYTES_PER_S = {3: 12e9, 4: 24e9, 5: 50e9}
 """What pinned copies reach over 16 lanes of each PCIe generation (catalogue 7)."""
@@ -32,6 +32,19 @@ def uploads(trace: Trace) -> Ints:
     rows: Ints = trace.devices[0].rows
     rows = rows[(trace.kind[rows] == Kind.MEMCPY) & (trace.links.call[rows] >= 0)]
     return rows[trace.matches(rows, "HtoD")]
+
+
+def from_pageable(trace: Trace, copies: Ints) -> Mask:
+    """Return bool[k]: uploads from memory that the host has to stage.
+
+    ROCm never records the kind of memory: the blocking call tells. Where another recorder did not, the host is in the
+    call for most of the copy.
+    """
+    calls = trace.links.call[copies]
+    if trace.origin.vendor == "rocm":
+        return trace.named("hipMemcpyWithStream", "hipMemcpy", "hipMemcpyHtoD")[calls]
+    held = 2 * (trace.end_ns[calls] - trace.start_ns[copies]) > trace.dur_ns[copies]
+    return trace.matches(copies, "Pageable") | (held & trace.matches(copies, "HtoD$"))
 
 
 def exposed(trace: Trace, copies: Ints) -> Spans:

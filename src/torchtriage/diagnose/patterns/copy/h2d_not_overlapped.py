@@ -20,7 +20,7 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_bytes, format_ns, format_share, ms
 from torchtriage.diagnose.patterns._recurrence import call_sites, recurs
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace, given
-from torchtriage.diagnose.patterns.copy._host_link import exposed, uploads
+from torchtriage.diagnose.patterns.copy._host_link import exposed, from_pageable, uploads
 
 PATTERN = Pattern.of(__name__, "CPY008", "Uploads that nothing overlaps", order=340, needs="device runtime")
 FIX = Fix(
@@ -145,4 +145,4 @@ def _overlappable(trace: Trace) -> Ints:
     if trace.origin.vendor == "rocm":
         rows = rows[trace.named("hipMemcpyAsync")[trace.links.call[rows]]]
     # pageable memory cannot overlap: that is CPY007's
-    return rows[~trace.matches(rows, "Pageable")]
+    return rows[~from_pageable(trace, rows)]

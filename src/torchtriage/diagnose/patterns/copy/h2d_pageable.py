@@ -1,8 +1,9 @@
 """Large copies to the GPU come from ordinary (pageable) host memory.
 
 Looks like: copies of 1 MiB or more named ``HtoD (Pageable -> Device)``; on ROCm, which does not record the kind of
-    memory, copies by the blocking ``hipMemcpyWithStream``. In at least half of the steps; without two steps to compare
-    also once, unless it looks like loading a model (8 uploads in a row).
+    memory, copies by the blocking ``hipMemcpyWithStream``; where another recording lacks it, copies whose call lasts
+    for most of the copy. In at least half of the steps; without two steps to compare also once, unless it looks like
+    loading a model (8 uploads in a row).
 Slow because: the driver stages pageable memory through a small pinned buffer, at a fraction of the link's speed, and
     the host stays in the call: the transfer begins once the first piece is staged, nothing is launched meanwhile, and
     the device waits for the next launch when the copy is done.
@@ -24,7 +25,13 @@ from torchtriage.core.arrays import distinct
 from torchtriage.core.units import format_bytes, format_ns, ms
 from torchtriage.diagnose.patterns._recurrence import call_sites
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Trace
-from torchtriage.diagnose.patterns.copy._host_link import beyond_pinned, exposed, pinned_bytes_per_s, uploads
+from torchtriage.diagnose.patterns.copy._host_link import (
+    beyond_pinned,
+    exposed,
+    from_pageable,
+    pinned_bytes_per_s,
+    uploads,
+)
 
 PATTERN = Pattern.of(__name__, "CPY007", "Large uploads from pageable host memory", order=341, needs="device runtime")
 FIX = Fix(
@@ -94,14 +101,9 @@ def find(trace: Trace) -> Claims:
 
 def _pageable(trace: Trace) -> Ints:
     rows = uploads(trace)
-    if trace.origin.vendor == "rocm":
-        blocking = trace.named("hipMemcpyWithStream", "hipMemcpy", "hipMemcpyHtoD")
-        slow_path = blocking[trace.links.call[rows]]
-    else:
-        slow_path = trace.matches(rows, "Pageable")
     size = trace.value[rows]
     large = (size >= MIN_BYTES) | ((size < 0) & (trace.dur_ns[rows] >= UNSIZED_NS))
-    return rows[slow_path & large]
+    return rows[from_pageable(trace, rows) & large]
 
 
 def _recurring(trace: Trace, copies: Ints) -> Ints:

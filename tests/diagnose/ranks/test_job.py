@@ -61,6 +61,18 @@ def test_the_straggler_is_a_finding_of_the_job() -> None:
     assert not result.healthy
 
 
+def test_without_steps_a_straggler_costs_of_the_window() -> None:
+    builders = job(late={2: 4000}, n_steps=2)
+    for builder in builders:
+        builder.events = [event for event in builder.events if not event["name"].startswith("ProfilerStep")]
+    found = straggler(of(records(builders)))
+    assert found.cost is not None
+    assert found.cost.per == "window"
+    assert "longest waits, and the other 3 ranks wait: 4.00 ms of 21.7 ms in the window;" in found.message
+    assert "; no steps to compare" in found.message
+    assert "mean_wait_ms_per_window" in found.evidence
+
+
 def test_a_step_without_the_profiler_scales_waiting_too() -> None:
     ranks = records(job(late={2: 4000}, how="loader"))
     (one,) = detect_jobs(ranks)

@@ -123,7 +123,8 @@ def judge(
         ]
     findings = [finding for finding in findings if finding not in gone]
     if straggler is not None and not refused:
-        found = scaled(straggler_finding(pipes.ranks, numbers, straggler, waits), scale)
+        found = straggler_finding(pipes.ranks, numbers, straggler, waits, has_steps=has_steps)
+        found = scaled(found, scale)
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(item.code for item in gone))))
     late = straggler.position if straggler is not None else None
     together = RanksTogether(ranks, numbers, matches, waits, late, scale)

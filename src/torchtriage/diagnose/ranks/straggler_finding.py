@@ -16,14 +16,19 @@ from torchtriage.diagnose.ranks.joint_cost import LATE_AGAIN
 from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import MOST, Straggler, StragglerCause, Waiting
-from torchtriage.diagnose.verdict.verdict import severity_of
+from torchtriage.diagnose.verdict.verdict import of_window, severity_of
 
 HOST_ACTIVITIES = ("op", "python", "gc")
 _LINK = "https://docs.pytorch.org/docs/stable/notes/ddp.html"
 
 
-def straggler_finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late: Straggler, waits: Waiting) -> Finding:
-    """Return what the late rank costs the job, why it is late, and what would help."""
+def straggler_finding(
+    ranks: Sequence[RankRecord], numbers: Sequence[int], late: Straggler, waits: Waiting, *, has_steps: bool = True
+) -> Finding:
+    """Return what the late rank costs the job, why it is late, and what would help.
+
+    ``has_steps`` : else each rank's window stands for one.
+    """
     low_ns, middle_ns, high_ns = median_interval(late.gain_ns)
     n = len(late.gain_ns)
     rank = numbers[late.position]
@@ -56,7 +61,7 @@ def straggler_finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late:
         method += "; low end divided by the profiler's inflation of host time"
     hint = ""
     if n < 2 or (n < 3 and not (cause is not None and cause.everywhere and cause.excess_ns >= MOST * middle_ns)):
-        hint = f"only {n} step{'s' * (n > 1)} to compare with"
+        hint = f"only {n} step{'s' * (n > 1)} to compare with" if has_steps else "no steps to compare"
     elif not late.reaches_all:
         hint = "its groups do not include all ranks, and waiting passed on between groups is not"
         hint += " followed"
@@ -72,19 +77,42 @@ def straggler_finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late:
         basis="bounded" if hint else "measured" if late.off_ns is None else "modelled",
         method=method,
         grade="C" if hint else "A" if late.off_ns is None else "B",
+        per="step" if has_steps else "window",
     )
     group = f"process group {visible(late.group.group.name)}" if late.n_peers < members else "its process groups"
     of = "" if late.reaches_all else f" of {group}"
     whom = f"the other {late.n_peers} ranks{of} wait" if late.n_peers > 1 else f"the other rank{of} waits"
+    steps = f" in {late.n_late} of {n} steady step{'s' * (n > 1)}" * has_steps
     message = (
-        f"rank {rank} comes last to the collectives with the longest waits in {late.n_late} of {n} steady"
-        f" step{'s' * (n > 1)}, and {whom}: {format_ns(mean_wait_ns)} of"
-        f" {format_ns(step_ns)} per step on average; {_why(cause, device=record.device)}"
+        f"rank {rank} comes last to the collectives with the longest waits{steps}, and {whom}:"
+        f" {format_ns(mean_wait_ns)} of {format_ns(step_ns)} {'per step on average' if has_steps else 'in the window'};"
+        f" {_why(cause, device=record.device)}"
     )
     if hint:
         message += f"; {hint}"
     frame = parse_frame(moment.frame) if moment and moment.frame else None
     certainty: Certainty = "hint" if hint else "likely"
+    evidence = {
+        "late_rank": rank,
+        "n_late_steps": late.n_late,
+        "n_judged_steps": n,
+        "share_of_waiting": round(late.blame_share, 6),
+        "saved_ms_per_step": ms(middle_ns),
+        "mean_wait_ms_per_step": ms(mean_wait_ns),
+        **(
+            {
+                "cause": f"{cause.phase} {cause.activity}".strip(),
+                "cause_kind": cause.kind,
+                "excess_ms_per_step": ms(cause.excess_ns),
+                "n_more_ops_per_step": cause.n_more_ops,
+                "pace": round(cause.pace, 4),
+            }
+            if cause
+            else {"cause": "not recorded"}
+        ),
+        **({"after": moment.after, "before": moment.before} if moment and (moment.after or moment.before) else {}),
+        "n_matched_collectives": waits.n_judged,
+    }
     return Finding(
         code=STRAGGLER,
         name="rank-straggler",
@@ -101,27 +129,7 @@ def straggler_finding(ranks: Sequence[RankRecord], numbers: Sequence[int], late:
             stack=(frame,) if frame else (),
         ),
         cost=cost,
-        evidence={
-            "late_rank": rank,
-            "n_late_steps": late.n_late,
-            "n_judged_steps": n,
-            "share_of_waiting": round(late.blame_share, 6),
-            "saved_ms_per_step": ms(middle_ns),
-            "mean_wait_ms_per_step": ms(mean_wait_ns),
-            **(
-                {
-                    "cause": f"{cause.phase} {cause.activity}".strip(),
-                    "cause_kind": cause.kind,
-                    "excess_ms_per_step": ms(cause.excess_ns),
-                    "n_more_ops_per_step": cause.n_more_ops,
-                    "pace": round(cause.pace, 4),
-                }
-                if cause
-                else {"cause": "not recorded"}
-            ),
-            **({"after": moment.after, "before": moment.before} if moment and (moment.after or moment.before) else {}),
-            "n_matched_collectives": waits.n_judged,
-        },
+        evidence=evidence if has_steps else of_window(evidence),
         fix=_fix(cause, device=record.device),
         n_events=waits.n_judged,
         ranks=RankSpread(1, len(numbers), ms(middle_ns), ms(middle_ns), (rank,)),

@@ -326,7 +326,10 @@ def _finding(
         message=claim.message,
         place=_place(trace, share, anchor, rows, steps, places, lines),
         cost=cost,
-        evidence={**_evidence(trace, claim), **given(compiled_lines=[f"{line.file}:{line.line}" for line in lines])},
+        evidence={
+            **(claim.evidence if len(trace.steps) else of_window(claim.evidence)),
+            **given(compiled_lines=[f"{line.file}:{line.line}" for line in lines]),
+        },
         fix=claim.fix or entry.fix,
         idle_ns=intervals.length(intervals.intersect(share.taken, trace.devices[0].idle)) if trace.devices else 0,
         n_events=len(rows),
@@ -337,11 +340,9 @@ def _finding(
 _STEP = re.compile(r"(?<=_per_)step$|(?<=share_of_)step$")
 
 
-def _evidence(trace: Trace, claim: Claim) -> dict[str, Any]:
-    """Return the evidence with keys that name the denominator there is: step or window."""
-    if len(trace.steps):
-        return claim.evidence
-    return {_STEP.sub("window", key): value for key, value in claim.evidence.items()}
+def of_window(evidence: dict[str, Any]) -> dict[str, Any]:
+    """Return evidence with keys that name the denominator there is without steps."""
+    return {_STEP.sub("window", key): value for key, value in evidence.items()}
 
 
 def _severity(claim: Claim, pattern: Pattern, cost: Cost | None, certainty: Certainty) -> Severity:

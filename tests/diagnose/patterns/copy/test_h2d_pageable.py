@@ -82,6 +82,7 @@ def test_rocm_shows_it_by_the_blocking_call() -> None:
 
 def test_without_the_kind_of_memory_the_call_shows_it() -> None:
     assert len(loop(kind="HtoD").claims(find)) == 1
+    assert not loop(kind="HtoD", size=40_000_000).claims(find)  # as fast as from pinned memory
     trace = TraceBuilder()
     for step in range(4):
         trace.step(step, step * 10_000.0, 10_000)

@@ -7,6 +7,10 @@ from torchtriage.diagnose.patterns.base import Ints, Kind, Mask, Spans, Trace
 
 PINNED_BYTES_PER_S = {3: 12e9, 4: 24e9, 5: 50e9}
 """What pinned copies reach over 16 lanes of each PCIe generation (catalogue 7)."""
+MIN_BYTES = 1 << 20
+"""Below, latency and not bandwidth is what a copy costs (catalogue 7)."""
+SLOWER = 0.7
+"""Of that rate: what is faster comes from pinned memory, although its call waits."""
 
 
 def pinned_bytes_per_s(trace: Trace) -> float:
@@ -38,12 +42,14 @@ def from_pageable(trace: Trace, copies: Ints) -> Mask:
     """Return bool[k]: uploads from memory that the host has to stage.
 
     ROCm never records the kind of memory: the blocking call tells. Where another recorder did not, the host is in the
-    call for most of the copy.
+    call for most of a large copy, which is slower than from pinned memory.
     """
     calls = trace.links.call[copies]
     if trace.origin.vendor == "rocm":
         return trace.named("hipMemcpyWithStream", "hipMemcpy", "hipMemcpyHtoD")[calls]
-    held = 2 * (trace.end_ns[calls] - trace.start_ns[copies]) > trace.dur_ns[copies]
+    size, took_ns = trace.value[copies], trace.dur_ns[copies]
+    held = (2 * (trace.end_ns[calls] - trace.start_ns[copies]) > took_ns) & (size >= MIN_BYTES)
+    held &= size * 1e9 < SLOWER * pinned_bytes_per_s(trace) * took_ns
     return trace.matches(copies, "Pageable") | (held & trace.matches(copies, "HtoD$"))
 
 

@@ -26,6 +26,7 @@ from torchtriage.core.units import format_bytes, format_ns, ms
 from torchtriage.diagnose.patterns._recurrence import call_sites
 from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Ints, Kind, Pattern, Trace
 from torchtriage.diagnose.patterns.copy._host_link import (
+    MIN_BYTES,
     beyond_pinned,
     exposed,
     from_pageable,
@@ -42,7 +43,6 @@ for x, y in loader:
     link="https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html",
 )
 
-MIN_BYTES = 1 << 20  # below, latency and not bandwidth is what a copy costs (catalogue 7)
 UNSIZED_NS = 100_000  # ROCm 6.2 records no sizes: a copy this long is no small one
 LOADING_RUN = 8  # uploads in a row without a kernel between them: a model is being loaded, not a batch
 

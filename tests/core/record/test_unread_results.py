@@ -93,6 +93,59 @@ def test_stages_behind_the_last_that_is_read() -> None:
     assert not unread(read_by_numpy)
 
 
+def test_what_is_run_for_its_statistics_or_its_gradients_is_read() -> None:
+    import torch
+
+    norms = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256)) for _ in range(4)]
+    layers, x, gradient = [torch.nn.Linear(256, 256) for _ in range(4)], torch.randn(64, 256), torch.randn(64, 256)
+
+    def through(modules: Any, x: torch.Tensor) -> torch.Tensor:
+        for module in modules:
+            x = x + module(x)
+        return x
+
+    def statistics() -> None:
+        through(norms, x).mean().backward()
+        with torch.no_grad():
+            through(norms, 2 * x)
+
+    def cached() -> None:
+        through(layers, x).backward(gradient)
+
+    assert sum(found["share"] for found in unread(statistics)) < 0.05
+    assert not unread(cached)
+
+
+def test_stages_of_several_lines_are_read_where_their_features_are() -> None:
+    import torch
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(256, 256)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.linear(x)
+            return torch.nn.functional.gelu(x)
+
+    blocks, x = [Block() for _ in range(6)], torch.randn(64, 256)
+
+    def towers(x: torch.Tensor) -> list[torch.Tensor]:
+        kept = []
+        for block in blocks:
+            x = block(x)
+            kept.append(x)
+        return kept
+
+    def step() -> None:
+        kept = towers(x)
+        (kept[0].mean() + kept[1].mean()).backward()
+
+    (found,) = unread(step)
+    assert [found["line"]] == here(step, 2)
+    assert {row["line"] for row in found["lines"]} == set(here(Block.forward, 1, 2))
+
+
 def test_labels_that_are_ignored_and_inference_mode() -> None:
     import torch
     from torch.nn import functional

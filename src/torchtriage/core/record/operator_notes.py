@@ -43,7 +43,8 @@ class Piece(NamedTuple):
 class Operator(NamedTuple):
     """``given`` : plain values, and copies of indices and masks in the place of tensors. ``read`` : None: unknown.
 
-    ``data`` : which of what it reads are large and of floating point.
+    ``data`` : which of what it reads are large and of floating point. ``leaves`` : whether it may leave more behind
+    than ``made``, as a batch norm does, or an operator that torch does not know.
     """
 
     rule: Rule | None
@@ -56,6 +57,7 @@ class Operator(NamedTuple):
     made: tuple[Piece | None, ...]
     in_backward: bool
     needs_grad: bool
+    leaves: bool
 
 
 class OperatorNotes:
@@ -82,12 +84,16 @@ class OperatorNotes:
         line: Line,
         ns: int,
         *,
-        writes: bool,
+        changed: Sequence[torch.Tensor],
         in_backward: bool,
         needs_grad: bool,
     ) -> None:
-        """Note an operator; ``writes`` : into what it is given."""
-        rule = _rule_of(func, writes=writes)
+        """Note an operator; ``changed`` : what it is given and writes into."""
+        rule = _rule_of(func, writes=bool(changed))
+        results = {id(tensor) for tensor in made}
+        leaves = (
+            func.namespace != "aten" or "batch_norm" in func.name() or any(id(item) not in results for item in changed)
+        )
         operator = Operator(
             rule,
             func.overloadpacket.__name__,
@@ -99,6 +105,7 @@ class OperatorNotes:
             tuple(self._made(tensor) for tensor in made),
             in_backward,
             needs_grad,
+            leaves,
         )
         self.operators.append(operator)
 

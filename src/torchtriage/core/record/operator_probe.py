@@ -133,8 +133,9 @@ class OperatorProbe:
         if not in_backward:
             self._values.count(number, line, ns, changed or made, needs_grad=needs_grad)
         if self._noting:
-            more = {"writes": bool(changed), "in_backward": in_backward, "needs_grad": needs_grad}
-            self._notes.add(func, args, read, made, line, ns, **more)
+            self._notes.add(
+                func, args, read, made, line, ns, changed=changed, in_backward=in_backward, needs_grad=needs_grad
+            )
             self._whole = len(self._notes.operators) < MOST_OPERATORS
 
 

@@ -81,6 +81,7 @@ def unread_results(notes: OperatorNotes) -> Iterator[Unread]:
     found: dict[Line, Unread] = {}
     lines: dict[tuple[Line, Line], UnreadLine] = {}
     line_ns: Counter[Line] = Counter()
+    dropped_ns: Counter[tuple[Line, Line]] = Counter()
     for number, operator in reversed([*enumerate(notes.operators)]):
         if time.perf_counter_ns() > until_ns or step.n_distinguished > MOST_DISTINGUISHED:
             return
@@ -95,14 +96,16 @@ def unread_results(notes: OperatorNotes) -> Iterator[Unread]:
         unread = found.setdefault(reader, Unread(*reader, []))
         row = lines.setdefault((reader, operator.line), UnreadLine(*operator.line))
         row.unread_ns += (1 - needed) * operator.ns
+        dropped_ns[reader, operator.line] += operator.ns * (number in dropped)
         unread.needs_grad |= operator.needs_grad and number not in dropped
         if operator.ns > unread.longest_ns and operator.made[0] is not None:
             unread.operator, unread.shape, unread.longest_ns = operator.name, operator.made[0].size, operator.ns
-    partly = {notes.operators[number].line for number in dropped}
     for (reader, line), row in lines.items():
         row.ns = line_ns[line]
         # a layer that others of its kind come behind, or that mixes what it is given, needs all of that
-        if line in partly or (line not in step.need_all and row.unread_ns > READ * row.ns):
+        if line in step.need_all or row.unread_ns <= READ * row.ns:
+            row.unread_ns = dropped_ns[reader, line]
+        if row.unread_ns:
             found[reader].lines.append(row)
     total = max(line_ns.total(), 1)
     for unread in found.values():
@@ -117,22 +120,38 @@ def _dropped(notes: OperatorNotes, step: _Backwards) -> dict[int, Line]:
     """Return the operators whose results nothing reads, by number, of lines that make others that are read, and where.
 
     Of storages as a whole, so that nothing which is read is among them; those that are not distinguished are read.
+    Where gradients went back through an operator, its parameters are read in the backward pass.
     """
-    live = {*step.live}
+    live, backward = {*step.live}, set[int]()
     dead: list[int] = []
-    readers: dict[Line, Line] = {}
+    readers: dict[Line, dict[Line, None]] = {}
     for number, operator in reversed([*enumerate(notes.operators)]):
         made = {piece.storage if piece is not None else 0 for piece in operator.made}
-        if operator.in_backward or not made or not made <= step.n_elements.keys() or made & live:
-            live |= {piece.storage for piece in operator.read if piece is not None}
-            readers |= {
-                step.makers[piece.storage]: operator.line
-                for piece in operator.read
-                if piece is not None and step.makers.get(piece.storage, operator.line) != operator.line
-            }
+        read = {piece.storage for piece in operator.read if piece is not None}
+        backward |= read if operator.in_backward else set()
+        needed = operator.in_backward or operator.leaves or not made or not made <= step.n_elements.keys()
+        if needed or made & live or (operator.needs_grad and (read - step.makers.keys()) & backward):
+            live |= read
+            for storage in () if operator.in_backward else read:
+                readers.setdefault(step.makers.get(storage, operator.line), {})[operator.line] = None
         else:
             dead.append(number)
-    return {number: readers[line] for number in dead if (line := notes.operators[number].line) in readers}
+    lines = {notes.operators[number].line for number in dead}
+    at = {line: _reader(line, readers, lines) for line in lines}
+    return {number: line for number in dead if (line := at[notes.operators[number].line]) is not None}
+
+
+def _reader(line: Line, readers: Mapping[Line, Iterable[Line]], without: Collection[Line]) -> Line | None:
+    """Return the first line that reads what a line made, by way of others that make what nobody reads, too."""
+    waiting, seen = [line], {line}
+    for behind in waiting:
+        for reader in readers.get(behind, ()):
+            if reader not in without:
+                return reader
+            if reader not in seen:
+                seen.add(reader)
+                waiting.append(reader)
+    return None
 
 
 def _reach(notes: OperatorNotes, step: _Backwards, fresh: Collection[int]) -> None:

@@ -27,6 +27,8 @@ MIN_OWN = 0.3
 """Of what the others wait: else it is late by what it exchanges, such as a broadcast whose root goes on at once."""
 MIN_SHARE = 0.05
 """Of the step, in the median (catalogue 36)."""
+ENOUGH = 8
+"""Steps of which a low end above nothing says that the rank is late by more than chance."""
 MIN_BLAME = 0.60
 """Of the steps, and of all waiting (catalogue 36)."""
 MIN_EXPLAINED = 0.3
@@ -151,7 +153,8 @@ def find_straggler(ranks: Sequence[RankRecord], matches: Matches, waits: Waiting
     gain = spared_ns(ranks, matches, waits, worst).min(axis=0)[waits.steady]
     mean = waits.blame_ns[worst, waits.steady]
     low, middle, _ = median_interval(gain)
-    if middle < MIN_SHARE * waits.step_ns or low <= 0:
+    least = 0.0 if len(gain) >= ENOUGH else MIN_SHARE * waits.step_ns / 2
+    if middle < MIN_SHARE * waits.step_ns or low <= least:
         return None
     own = own_ns(ranks, waits)
     others = np.delete(own, worst, axis=0)

@@ -86,14 +86,14 @@ def _small(trace: Trace, found: Collectives) -> Claim | None:
     if gathers is not None:
         # FSDP gathers each unit's parameters when they are needed
         small[gathers.at] = False
-    together = _together(trace, found)
     # a stage sends what it has computed: what it computes next cannot go along
-    small &= together | ~np.array([*map(of_two, found.labels)], bool)
+    ops = np.append(trace.matching(r"^c10d::(send|recv)"), False)
+    small &= ~(ops[found.enqueued_by] | np.array([*map(of_two, found.labels)], bool))
     steps = trace.steps
     n_small = steps.median_count(found.step[small])
     if n_small < MANY or not trains(trace):
         return None
-    apart = small & ~together
+    apart = small & ~_together(trace, found)
     mine = small[found.source]
     spans, source = found.exposed[mine], found.source[mine]
     alone_ns = int((spans[:, 1] - spans[:, 0]).sum())

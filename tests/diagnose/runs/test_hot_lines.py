@@ -496,7 +496,12 @@ def test_what_computes_element_by_element() -> None:
 
 @pytest.mark.parametrize(
     ("body", "by_element"),
-    [("total = total + scale(x[i])", True), ("points = turn(*sweeps[i], angle)", False), ("model(batch)", False)],
+    [
+        ("total = total + scale(x[i])", True),
+        ("points = turn(*sweeps[i], angle)", False),
+        ("points = turn(*sweeps[i].T[:2])", False),
+        ("model(batch)", False),
+    ],
 )
 def test_what_is_spread_out_is_no_element(body: str, by_element: bool) -> None:
     (loop,) = ast.parse(f"for i in rows:\n    {body}").body

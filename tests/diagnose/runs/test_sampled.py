@@ -444,6 +444,26 @@ def test_python_that_the_profiler_made_longer_costs_what_the_looks_saw_of_it(tmp
     assert 0.2 < cost.calibration.share_high < 0.3
 
 
+def test_python_of_another_function_of_that_name_is_not_its(tmp_path: Path) -> None:
+    source = "class Inner:\n    def forward(self, x):\n        return {name: name for name in x}\n\n"
+    source += (
+        "class Outer:\n    def forward(self, x):\n        total = {name: x for name in x}\n        inner.forward(x)\n\n"
+    )
+    source += "def main(outer):\n    for _ in range(100):\n        outer.forward(x)\n        end()\n\nmain(outer)\n"
+    built = SamplesBuilder(tmp_path, source)
+    for _ in range(20):
+        built.look("main(outer", "outer.forward(x)", "total =", ms=6)
+        built.look("main(outer", "outer.forward(x)", "inner.forward(x)", "return {", ms=2)
+        built.look("main(outer", "end()", ms=2)
+        built.step()
+    seen = finding("HST020", 0.7, 10.0)
+    seen = replace(seen, place=replace(seen.place, frame=Frame("train.py", 2, "forward")))
+    result = judged(built, seen, of_ms=10.0)
+    own = [item for item in result.findings if item.place.frame and item.place.frame.lines == (3,) and item.cost]
+    assert own
+    assert all(item.cost and item.cost.share_high < 0.45 for item in own)
+
+
 def test_steps_that_are_a_part_of_a_run_rank_their_findings_as_any_step_does() -> None:
     cost = finding("OPT041", 0.026, of_ms=1650).cost
     assert cost is not None

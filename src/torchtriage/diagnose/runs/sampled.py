@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -256,7 +257,7 @@ def _of_the_loop(
             low, high = ROWS_SURELY * max(share - error, 0.0), min(share + error, 1.0)
             return replace(finding, cost=of_looks(cost, low, high, step_ms, "share of stack samples in this loop"))
     if finding.code == PYTHON_LOOP.code and frame is not None and not frame.exact:
-        return _at_its_python(finding, frame, loop, step_ms)
+        return _at_its_python(finding, frame, loop, view, step_ms)
     if finding.code == FLOAT64 and frame is not None and _asks_for_float64(finding, view, frame.file):
         # on purpose, it seems: asked about, and nothing promised
         cost = replace(cost, low_ms=0.0, share_low=0.0, together_ms=None)
@@ -268,14 +269,18 @@ def _of_the_loop(
     return finding
 
 
-def _at_its_python(finding: Finding, frame: Frame, loop: SampledLoop, step_ms: float) -> Finding:
+def _at_its_python(finding: Finding, frame: Frame, loop: SampledLoop, view: SourceView, step_ms: float) -> Finding:
     """Return what waits for Python at the line of its function that most looks saw, at no more than they saw of it.
 
     The profiler makes each call of Python longer, of all of which stacks are recorded.
     """
     cost, lines, where = finding.cost, Counter[int](), (file_name(frame.file), frame.function)
     for item in loop.seen:
-        at = [line for file, function, line in map(line_of, item.chain) if (file_name(file), function) == where]
+        at = [
+            line
+            for file, function, line in map(line_of, item.chain)
+            if (file_name(file), function) == where and _inside(view.statement(file, frame.line), line)
+        ]
         if at and item.kind != OPERATORS:
             lines[at[0]] += item.weight_ns
     if cost is None or not lines.total():
@@ -291,6 +296,13 @@ def _at_its_python(finding: Finding, frame: Frame, loop: SampledLoop, step_ms: f
         cost=of_looks(cost, low, high, step_ms, "share of stack samples in this function"),
         severity=severity_of(low, high),
     )
+
+
+def _inside(function: ast.stmt | None, line: int) -> bool:
+    """Return whether a line is of the function that a trace names by its first; of any where none begins there."""
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        return True
+    return function.lineno <= line <= (function.end_lineno or line)
 
 
 def _asks_for_float64(finding: Finding, view: SourceView, file: str) -> bool:

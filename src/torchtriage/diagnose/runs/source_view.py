@@ -417,7 +417,7 @@ def elementwise(loop: Loop) -> bool:
     names = {name for head in _heads(loop) for name in names_in(head.target)}
     bodies = loop.body if isinstance(loop, ast.For | ast.AsyncFor) else [loop]
     for body in bodies:
-        spread = [node.value for node in ast.walk(body) if isinstance(node, ast.Starred)]
+        spread = {part for node in ast.walk(body) if isinstance(node, ast.Starred) for part in ast.walk(node.value)}
         for node in ast.walk(body):
             if isinstance(node, ast.Subscript) and names & names_in(node.slice) and node not in spread:
                 return True

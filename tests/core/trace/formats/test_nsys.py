@@ -364,7 +364,7 @@ def test_an_inference_and_the_end_of_its_process(recordings: Path) -> None:
     assert not {"cold-start", "heavy-recording"} & {note.code for note in result.notes}
     window = read_trace(recordings.parent / TENSORRT).window
     assert window.end_ns == 25_834_711
-    assert "gives back" in window.basis
+    assert "freeing what it held" in window.basis
 
 
 def _covered(spans: list[tuple[int, int]]) -> int:

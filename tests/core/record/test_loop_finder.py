@@ -320,7 +320,7 @@ def test_the_script_ends_after_the_recordings_if_asked(tmp_path: Path) -> None:
     watched = run(tmp_path, source, "--exit-after", "-v")
     assert watched.stdout.startswith("cleaned True\n")
     assert "one step of SGD" in watched.stdout
-    looks = re.search(r"steps, ([\d,]+) looks at the stack", " ".join(watched.stdout.split()))
+    looks = re.search(r"steps, ([\d,]+) stack samples", " ".join(watched.stdout.split()))
     assert looks is not None
     assert int(looks[1].replace(",", "")) > 200  # the recordings of such steps take a tenth of a second
 

@@ -18,6 +18,7 @@ from torchtriage.diagnose.lint.conditions import takes_remainder
 from torchtriage.diagnose.lint.facts import SourceCall, SourceLoop
 from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.torch_names import words
+from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.diagnose.lint.work_words import PURE_BUILTINS, PURE_LIBRARY, PURE_METHODS, RANDOM
 
 RULE = Rule("HST126", "used-in-few-turns", "host", "Computed in every iteration, used in few", "low")
@@ -109,12 +110,13 @@ def _alone(module: Module, loop: SourceLoop, node: ast.AST, names: list[str]) ->
 
 
 def _is_read_elsewhere(module: Module, name: str, scope: ast.AST) -> bool:
+    """Return whether another function reads a variable of this name that is none of its own."""
     return any(
-        isinstance(node, ast.Name)
-        and node.id == name
-        and isinstance(node.ctx, ast.Load)
-        and module.scope(node) != scope
-        for node in module.parents
+        module.reads(name, function.node)
+        and not module.stores(name, function.node)
+        and name not in parameters(function.node)
+        for function in module.functions
+        if function.node is not scope
     )
 
 

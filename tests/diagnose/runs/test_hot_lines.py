@@ -192,6 +192,30 @@ def test_a_loop_is_looked_up_in_its_own_file(tmp_path: Path, monkeypatch: pytest
     assert finding.message.endswith(" with the rest of the loop and the sampling error")
 
 
+@pytest.mark.parametrize("last", ["total", "graph"])
+@pytest.mark.parametrize("by_element", [1, 4])
+def test_a_loop_is_told_by_what_most_of_its_time_is(tmp_path: Path, by_element: int, last: str) -> None:
+    source = SOURCE.replace(
+        "            total = value * 2", "            total = value * 2\n        graph = follow(row)"
+    )
+    built = SamplesBuilder(
+        tmp_path, source.replace("def walk(graph):\n    while graph:\n        graph = graph.next", "")
+    )
+    built.step()
+    took = {"total": by_element, "graph": 5 - by_element}
+    for _ in range(100):
+        built.look("loss = model", below=OP, ms=5)
+        for line in sorted(took, key=lambda line: line == last):
+            built.look("clean(batch)", line, ms=took[line])
+        built.step()
+    (finding,) = found(built)
+    mostly = by_element == 4
+    assert ("element by element" in finding.message) == mostly
+    assert ("one operation on the whole array" in finding.fix.text) == mostly
+    assert finding.cost is not None
+    assert finding.cost.low_ms == pytest.approx(by_element * 0.75 + (5 - by_element) * 0.3, rel=0.1)
+
+
 def test_a_library_that_sleeps_is_no_python(tmp_path: Path) -> None:
     library = tmp_path / "site-packages" / "client.py"
     library.parent.mkdir()

@@ -91,6 +91,8 @@ GROWING = Cause(
     slow="something is done for all that came before: a history, a list of hooks, a growing batch.",
     leave="the inputs themselves grow, as in a curriculum.",
 )
+BY_ELEMENT, IN_PYTHON = (0.75, 1.0), (0.3, 0.95)
+"""What parts of a loop its fix gives back, surely and at most: of one over elements, and of any other."""
 MOSTLY = 0.6
 """A loop is a loop of Python if so much of its time is."""
 RISES = 1.33
@@ -121,8 +123,8 @@ class _Group:
     examples: dict[int, Seen] = field(default_factory=dict)
     loop_file: str = ""
     loop_lines: tuple[int, int] = (0, 0)
-    fix: Fix | None = None
-    """Of what a loop does, where the cause's own says less."""
+    fixes: Counter[Fix | None] = field(default_factory=Counter)
+    """What to do about a loop, where more is known than its cause says; None where not."""
     known: bool = True
     """Whether what is called is known by more than the name of a method; of a line, that it is Python."""
 
@@ -216,8 +218,9 @@ def _note(
         group.known &= not item.call or view.knows(item.chain[0])
     elif around is not None:
         key = (PYTHON_LOOP.code, *around[:3])
-        group = groups.setdefault(key, _Group(PYTHON_LOOP, (0.75, 1.0) if around[4] else (0.3, 0.95)))
-        group.loop_file, group.loop_lines, group.fix = around[0], around[2:4], around[4]
+        group = groups.setdefault(key, _Group(PYTHON_LOOP, IN_PYTHON))
+        group.loop_file, group.loop_lines = around[0], around[2:4]
+        group.fixes[around[4]] += round(item.weight_ns * part)
     else:
         key = (HOT_LINE.code, file, function, line)
         group = groups.setdefault(key, _Group(HOT_LINE, (0.0, 1.0), known=False))
@@ -241,7 +244,7 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
     line, _ = group.lines.most_common(1)[0]
     item = group.examples[line]
     file, function, _ = line_of(item.chain[0])
-    low_gain, high_gain = group.gain
+    low_gain, high_gain = _gain(group)
     error = counting_error(share, n_looks)
     low = max(share - error, 0.0) * low_gain
     high = min((share + error) * high_gain, 1.0)
@@ -257,7 +260,8 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
         "lines": [number for number, _ in group.lines.most_common(5)],
         **({"calls": [word for word in calls[:4] if word]} if called else {}),
     }
-    cause = group.cause if group.fix is None else replace(group.cause, fix=group.fix)
+    fix = _by_element(group)
+    cause = group.cause if fix is None else replace(group.cause, fix=fix)
     rests = f"share of {format_count(n_looks, 'stack sample')}"
     most, beside = share, ""
     if group.cause is PYTHON_LOOP:
@@ -280,6 +284,21 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
     )
 
 
+def _by_element(group: _Group) -> Fix | None:
+    """Return what to do about a loop over elements, where most of its time is spent in one; else None."""
+    fixes = {fix: weight for fix, weight in group.fixes.items() if fix is not None}
+    return max(fixes, key=fixes.__getitem__) if 2 * sum(fixes.values()) > group.fixes.total() else None
+
+
+def _gain(group: _Group) -> tuple[float, float]:
+    """Return what parts of a group's time are surely and at most saved; of a loop, each sample counts by its own."""
+    if not group.fixes:
+        return group.gain
+    part = 1 - group.fixes[None] / group.fixes.total()
+    low, high = (part * more + (1 - part) * less for more, less in zip(BY_ELEMENT, IN_PYTHON, strict=True))
+    return low, high
+
+
 def _stack(item: Seen) -> tuple[Frame, ...]:
     """Return the user's frames of a look, innermost first."""
     places = map(line_of, item.chain[:MAX_STACK])
@@ -296,7 +315,7 @@ def _message(group: _Group, function: str, file: str, took: str, called: str) ->
         first, last = group.loop_lines
         lines = f"line {first}" if first == last else f"lines {first}-{last}"
         lines += _of_another(group.loop_file, file)
-        kind = "element by element" if group.gain[0] > 0.5 else "in Python"
+        kind = "element by element" if _by_element(group) else "in Python"
         return f"a loop {kind} ({lines}) takes {took} in {at}{by}"
     what = group.cause.what.capitalize() if group.cause in UNNAMED else group.cause.what
     what = f"{called}()" if called else what

@@ -74,6 +74,26 @@ def test_looks_cover_the_time_and_name_what_ran(sampler: StackSampler, tmp_path:
     assert facts["own_ns"] < 0.2 * (ended - begun)
 
 
+def test_what_a_caller_does_is_not_of_the_function_that_begins_next(sampler: StackSampler) -> None:
+    values = list(range(200_000))
+
+    def note(found: bool) -> bool:
+        return found
+
+    def search() -> bool:
+        found = -1 in values
+        return note(found)
+
+    sampler.start()
+    while len(sampler._looks) <= 3 * 60:
+        search()
+    sampler.stop()
+    facts = sampler.facts()
+    names = [functions(facts, stack)[0].rpartition(".")[2] for stack in facts["looks"][2]]
+    assert names.count("search") > 0.8 * len(names)
+    assert "note" not in names
+
+
 def test_the_start_of_the_process_stays_where_it_was(sampler: StackSampler) -> None:
     before = sampler.facts()["process_started_ns"]
     time.sleep(0.1)

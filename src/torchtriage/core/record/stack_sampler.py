@@ -23,7 +23,8 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, starmap
+from opcode import opmap
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -32,8 +33,10 @@ with contextlib.suppress(ImportError):
     import resource  # where there is /proc, there it is
 
 from torchtriage.core.record.main_thread import BACKWARD
-from torchtriage.core.record.stacks import current_frames, positions
+from torchtriage.core.record.stacks import current_frames, is_library, positions
 
+RESUME, GOES_ON = opmap.get("RESUME", -1), 3
+"""The instruction at which Python begins a function, and the bits of its argument by which a generator goes on."""
 SAMPLES = "samples-{}.json"
 SWITCH_S, ALONE_S = 0.0005, 2e-5
 PR_SET_TIMERSLACK = 29
@@ -251,9 +254,9 @@ class StackSampler:
 
     def facts(self) -> dict[str, Any]:
         """Return what the file holds: stacks are lists of frame numbers, innermost first; times in ns."""
-        frames: dict[tuple[CodeType, int], int] = {}
+        frames: dict[tuple[CodeType, int, bool], int] = {}
         looks = self._looks[: len(self._looks) // 3 * 3]  # before the stacks: looks go on meanwhile
-        stacks = [[frames.setdefault(frame, len(frames)) for frame in stack] for stack in list(self._stacks)]
+        stacks = [[frames.setdefault(frame, len(frames)) for frame in _frames(stack)] for stack in list(self._stacks)]
         return {
             "schema": "torchtriage-samples/1",
             "pid": self.pid,
@@ -262,7 +265,7 @@ class StackSampler:
             "process_started_ns": self.process_started_ns,
             "ended_ns": time.perf_counter_ns(),
             "own_ns": self.own_ns,
-            "frames": [_frame(code, at) for code, at in frames],
+            "frames": list(starmap(_frame, frames)),
             "stacks": stacks,
             "looks": [looks[0::3].tolist(), looks[1::3].tolist(), looks[2::3].tolist()],
             "collections": list(self._collections),
@@ -280,8 +283,28 @@ def samples_of(folder: Path, pid: int) -> Path:
     return folder / SAMPLES.format(pid)
 
 
-def _frame(code: CodeType, at: int) -> list[Any]:
-    """Return file, function, its first line, and the position of the instruction that a frame is at."""
+def _frames(stack: tuple[tuple[CodeType, int], ...]) -> list[tuple[CodeType, int, bool]]:
+    """Return code and instruction of each frame, and whether it is only about to execute it.
+
+    Where a function of the user's begins, the lock is handed over: the time before it was its caller's, since indexing
+    and arithmetic let nobody look.
+    """
+    code, at = stack[0]
+    frames = [(*frame, False) for frame in stack]
+    if len(stack) > 1 and not is_library(code.co_filename) and _begins(code, at):
+        frames[:2] = [(*stack[1], True)]
+    return frames
+
+
+def _begins(code: CodeType, at: int) -> bool:
+    return at < 0 or (code.co_code[at] == RESUME and code.co_code[at + 1] & GOES_ON == 0)
+
+
+def _frame(code: CodeType, at: int, before: bool) -> list[Any]:
+    """Return file, function, its first line, and the position of the instruction that a frame is at.
+
+    Of one that it is only about to execute, where that begins.
+    """
     where: tuple[int | None, ...] = (code.co_firstlineno, None, None, None)
     if hasattr(code, "co_positions"):
         position = next(islice(code.co_positions(), at // 2, None), None) if at >= 0 else None
@@ -291,6 +314,8 @@ def _frame(code: CodeType, at: int) -> list[Any]:
         for first, last, number in code.co_lines():
             if first <= at < last and number:
                 where = (number, None, None, None)
+    if before:
+        where = (where[0], where[0], where[2], where[2])
     name = getattr(code, "co_qualname", code.co_name)
     return [code.co_filename, name, code.co_firstlineno, *where]
 

@@ -35,8 +35,8 @@ with contextlib.suppress(ImportError):
 from torchtriage.core.record.main_thread import BACKWARD
 from torchtriage.core.record.stacks import current_frames, is_library, positions
 
-RESUME, GOES_ON = opmap.get("RESUME", -1), 3
-"""The instruction at which Python begins a function, and the bits of its argument by which a generator goes on."""
+RESUME = opmap.get("RESUME", 255)
+"""The instruction that a function begins with, but for what sets up its frame; none has that number before 3.11."""
 SAMPLES = "samples-{}.json"
 SWITCH_S, ALONE_S = 0.0005, 2e-5
 PR_SET_TIMERSLACK = 29
@@ -297,7 +297,7 @@ def _frames(stack: tuple[tuple[CodeType, int], ...]) -> list[tuple[CodeType, int
 
 
 def _begins(code: CodeType, at: int) -> bool:
-    return at < 0 or (code.co_code[at] == RESUME and code.co_code[at + 1] & GOES_ON == 0)
+    return at // 2 <= code.co_code[::2].find(RESUME)  # without any, -1: what has not begun is there
 
 
 def _frame(code: CodeType, at: int, before: bool) -> list[Any]:
@@ -307,9 +307,9 @@ def _frame(code: CodeType, at: int, before: bool) -> list[Any]:
     """
     where: tuple[int | None, ...] = (code.co_firstlineno, None, None, None)
     if hasattr(code, "co_positions"):
-        position = next(islice(code.co_positions(), at // 2, None), None) if at >= 0 else None
-        if position is not None and position[0] is not None:
-            where = position
+        # the jump back of a loop may have no place: it belongs to what is before it
+        for place in islice(code.co_positions(), at // 2 + 1):
+            where = place if place[0] is not None else where
     elif at >= 0:
         for first, last, number in code.co_lines():
             if first <= at < last and number:

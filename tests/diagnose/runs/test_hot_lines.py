@@ -216,6 +216,27 @@ def test_a_loop_is_told_by_what_most_of_its_time_is(tmp_path: Path, by_element: 
     assert finding.cost.low_ms == pytest.approx(by_element * 0.75 + (5 - by_element) * 0.3, rel=0.1)
 
 
+def test_loops_of_one_function_are_one_finding_and_those_beside_the_steps_are_not(tmp_path: Path) -> None:
+    loops = "for row in image:\n    total = row * 2\nfor row in image:\n    other = row * 3\n"
+    inside = "".join(f"    {line}\n" for line in loops.splitlines())
+    helper = f"def clean(image):\n{inside}\nfor batch in loader:\n    clean(batch)\n    optimizer.step()\n"
+    beside = f"for batch in loader:\n{inside}    optimizer.step()\n"
+    findings = []
+    for source, call in ((helper, ("clean(batch)",)), (beside, ())):
+        built = SamplesBuilder(tmp_path, source)
+        built.step()
+        for _ in range(100):
+            built.look("optimizer.step()", below=("torch/optim/adam.py:step",), ms=4)
+            built.look(*call, "total", ms=4)
+            built.look(*call, "other", ms=2)
+            built.step()
+        findings.append(found(built, operators=0.4))
+    (together,), (first, second) = findings
+    assert "loops element by element (lines 2-5) take 6.00 ms of 10.0 ms per step (60 %) in clean()" in together.message
+    assert "a loop element by element (lines 2-3) takes 4.00 ms" in first.message
+    assert "a loop element by element (lines 4-5) takes 2.00 ms" in second.message
+
+
 def test_a_library_that_sleeps_is_no_python(tmp_path: Path) -> None:
     library = tmp_path / "site-packages" / "client.py"
     library.parent.mkdir()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import NamedTuple
 
 from torchtriage.core.finding import Certainty, Finding, Fix, Frame, Place, rank_order
 from torchtriage.core.names import file_name
@@ -103,10 +105,20 @@ WAITS, OWN, AS_FAST, ENOUGH = 0.1, 0.5, 0.5, 0.1
 """Of a step, the wait for a device from which on steps may grow by it; of the growth, what must be the host's own then;
 or how fast the recorded work must grow, beside the steps; and what other lines must take to tell of the machine."""
 MAX_STACK = 6
+_COMPREHENSION = re.compile(r"(\.<(?!locals>)\w+>)+$")
 _MODEL = ("torch/nn/modules/module.py", "torch/autograd/", "torch/optim/", "torch/_dynamo/", "torch/utils/data/")
 """A module, a backward pass, an optimizer or a loader: what a step is for."""
 BEYOND = 1.2
 """Times what a line takes: a high end above it needs a word."""
+
+
+class _Around(NamedTuple):
+    """The outermost loop in the innermost function that has one; ``helper`` : the function, if the steps call it."""
+
+    file: str
+    helper: str
+    first: int
+    last: int
 
 
 @dataclass
@@ -122,7 +134,7 @@ class _Group:
     callers: Counter[Position] = field(default_factory=Counter)
     examples: dict[int, Seen] = field(default_factory=dict)
     loop_file: str = ""
-    loop_lines: tuple[int, int] = (0, 0)
+    loop_lines: set[tuple[int, int]] = field(default_factory=set)
     fixes: Counter[Fix | None] = field(default_factory=Counter)
     """What to do about a loop, where more is known than its cause says; None where not."""
     known: bool = True
@@ -137,13 +149,14 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
     if not loop.judged_ns:
         return ()
     groups: dict[tuple[object, ...], _Group] = {}
-    in_loops: Counter[tuple[object, ...]] = Counter()
+    in_loops: Counter[_Around] = Counter()
+    in_python: dict[_Around, list[tuple[Seen, float, Fix | None]]] = {}
     for item in loop.seen:
         if not item.chain or item.kind in ("torchtriage", "imports", "compilation"):
             continue
-        around = _outermost_loop(item)
+        around, fix = _outermost_loop(item)
         if around is not None:
-            in_loops[around[:3]] += item.weight_ns
+            in_loops[around] += item.weight_ns
         part = 1.0
         if item.cause is None:
             parts = loop.parts(item)
@@ -159,7 +172,20 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
             part = parts[PYTHON] if item.kind == EITHER else 1.0
         if part <= 0:
             continue
-        _note(groups, item, part, around, view, loop)
+        if item.cause is None and around is not None:
+            in_python.setdefault(around, []).append((item, part, fix))
+        else:
+            _note(groups, item, part, view, loop)
+    for around, samples in in_python.items():
+        if sum(item.weight_ns * part for item, part, _ in samples) < MOSTLY * in_loops[around]:
+            continue
+        # a function is rewritten as a whole; what stands beside the steps is work of many kinds
+        key: tuple[object, ...] = (PYTHON_LOOP.code, around.file, around.helper or around.first)
+        group = groups.setdefault(key, _Group(PYTHON_LOOP, IN_PYTHON, loop_file=around.file))
+        group.loop_lines.add((around.first, around.last))
+        for item, part, fix in samples:
+            group.fixes[fix] += round(item.weight_ns * part)
+            _count(group, item, item.weight_ns * part, part)
     n_looks = len(loop.seen)
     operators_at: Counter[tuple[object, ...]] = Counter()
     for key, group in groups.items():
@@ -168,8 +194,6 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
             operators_at[(*key[2:], line)] += weight
     found = []
     for key, group in groups.items():
-        if group.cause is PYTHON_LOOP and group.weight_ns < MOSTLY * in_loops[key[1:4]]:
-            continue
         if group.cause is HOT_LINE and not group.known and group.weight_ns <= operators_at[key[1:]]:
             continue  # the same looks are told as operators
         share = group.weight_ns / loop.judged_ns
@@ -180,25 +204,22 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
     return tuple(sorted(found, key=rank_order))
 
 
-def _outermost_loop(item: Seen) -> tuple[str, str, int, int, Fix | None] | None:
-    """Return the loop in the innermost function that has one: file, function, lines, the advice if by element."""
+def _outermost_loop(item: Seen) -> tuple[_Around | None, Fix | None]:
+    """Return the loop that a sample is in, if any, and what to do if it computes by element there."""
     if not item.loops:
-        return None
+        return None, None
     position = item.loops[0][0]
     mine = [loop for other, loop in item.loops if other is position]
     outermost = mine[-1]
-    file, function, _ = line_of(position)
     fix = None if not any(map(elementwise, mine)) else ROUNDS if any(map(sequential, mine)) else ELEMENTS
-    return file, function, outermost.lineno, outermost.end_lineno or outermost.lineno, fix
+    last = outermost.end_lineno or outermost.lineno
+    functions = {(inside.file, _COMPREHENSION.sub("", inside.function)) for inside in (position, item.chain[-1])}
+    helper = _COMPREHENSION.sub("", position.function) if len(functions) > 1 else ""
+    return _Around(position.file, helper, outermost.lineno, last), fix
 
 
 def _note(
-    groups: dict[tuple[object, ...], _Group],
-    item: Seen,
-    part: float,
-    around: tuple[str, str, int, int, Fix | None] | None,
-    view: SourceView,
-    loop: SampledLoop,
+    groups: dict[tuple[object, ...], _Group], item: Seen, part: float, view: SourceView, loop: SampledLoop
 ) -> None:
     file, function, line = line_of(item.chain[0])
     if item.cause is not None:
@@ -216,11 +237,6 @@ def _note(
         low, high = cause.gain
         group = groups.setdefault(key, _Group(cause, (0.0 if makes_sample(item.look) else low, high)))
         group.known &= not item.call or view.knows(item.chain[0])
-    elif around is not None:
-        key = (PYTHON_LOOP.code, *around[:3])
-        group = groups.setdefault(key, _Group(PYTHON_LOOP, IN_PYTHON))
-        group.loop_file, group.loop_lines = around[0], around[2:4]
-        group.fixes[around[4]] += round(item.weight_ns * part)
     else:
         key = (HOT_LINE.code, file, function, line)
         group = groups.setdefault(key, _Group(HOT_LINE, (0.0, 1.0), known=False))
@@ -236,8 +252,10 @@ def _count(group: _Group, item: Seen, weight: float, part: float) -> None:
     group.examples.setdefault(line, item)
     entry = item.look.below[-1].of_module if item.look.below else ""
     group.words[line, item.call or entry] += round(weight)
-    if len(item.chain) > 1:
-        group.callers[item.chain[1]] += round(weight)
+    function = line_of(item.chain[0])[:2]  # with its comprehensions
+    caller = next((position for position in item.chain[1:] if line_of(position)[:2] != function), None)
+    if caller is not None:
+        group.callers[caller] += round(weight)
 
 
 def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: SampledLoop) -> Finding:
@@ -265,8 +283,8 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
     rests = f"share of {format_count(n_looks, 'stack sample')}"
     most, beside = share, ""
     if group.cause is PYTHON_LOOP:
-        first, last = group.loop_lines
-        most, beside = loop.share_at(group.loop_file, set(range(first, last + 1))), "the rest of the loop and "
+        lines = {line for first, last in group.loop_lines for line in range(first, last + 1)}
+        most, beside = loop.share_at(group.loop_file, lines), "the rest of the loop and "
     if loop.backward_share and (group.cause is PYTHON_LOOP or group.cause.kind == OPERATORS):
         most, beside = most + loop.backward_share, f"{beside}the backward pass and "
     cost = share_cost(low, high, step_ms, share, rests, loop, "B", most + counting_error(most, n_looks))
@@ -312,11 +330,12 @@ def _message(group: _Group, function: str, file: str, took: str, called: str) ->
     caller = group.callers.most_common(1)
     by = f", called from line {caller[0][0].line}{_of_another(caller[0][0].file, file)}" if caller else ""
     if group.cause is PYTHON_LOOP:
-        first, last = group.loop_lines
+        first, last = min(first for first, _ in group.loop_lines), max(last for _, last in group.loop_lines)
         lines = f"line {first}" if first == last else f"lines {first}-{last}"
         lines += _of_another(group.loop_file, file)
         kind = "element by element" if _by_element(group) else "in Python"
-        return f"a loop {kind} ({lines}) takes {took} in {at}{by}"
+        loops, take = ("a loop", "takes") if len(group.loop_lines) == 1 else ("loops", "take")
+        return f"{loops} {kind} ({lines}) {take} {took} in {at}{by}"
     what = group.cause.what.capitalize() if group.cause in UNNAMED else group.cause.what
     what = f"{called}()" if called else what
     return f"{what} {'take' if what == 'Operators' else 'takes'} {took} in {at}{by}"

@@ -237,6 +237,20 @@ def test_loops_of_one_function_are_one_finding_and_those_beside_the_steps_are_no
     assert "a loop element by element (lines 4-5) takes 2.00 ms" in second.message
 
 
+def test_collections_are_of_the_loop_that_makes_objects(tmp_path: Path) -> None:
+    collected = ("torchtriage/core/record/stack_sampler.py:_collected",)
+    built = SamplesBuilder(tmp_path, SOURCE)
+    built.step()
+    for _ in range(100):
+        built.look("optimizer.step()", below=("torch/optim/adam.py:step",), ms=5)
+        built.look("clean(batch)", "total = value", ms=2)
+        built.look("clean(batch)", "total = value", below=collected, ms=1)
+        built.look("total = len(batch)", below=collected, ms=2)
+        built.step()
+    (finding,) = found(built)
+    assert "a loop element by element (lines 2-4) takes 3.00 ms of 10.0 ms per step" in finding.message
+
+
 def test_a_library_that_sleeps_is_no_python(tmp_path: Path) -> None:
     library = tmp_path / "site-packages" / "client.py"
     library.parent.mkdir()

@@ -14,6 +14,7 @@ from torchtriage.core.names import file_name
 from torchtriage.core.trace import Trace
 from torchtriage.core.units import format_count, format_ms
 from torchtriage.diagnose.runs.account import (
+    COLLECTION,
     EITHER,
     OPERATORS,
     WAITS_FOR_DEVICE,
@@ -167,7 +168,8 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
                 hot = (OPERATORS, inside, *line_of(item.chain[0])[:2])
                 group = groups.setdefault(hot, _Group(HOT_FORWARD if inside else HOT_OPERATOR_LINES, (0.0, 1.0)))
                 _count(group, item, item.weight_ns * operators, operators)
-            if item.kind not in (PYTHON, EITHER):
+            # a loop that makes objects has them collected
+            if item.kind not in (PYTHON, EITHER) and (item.kind != COLLECTION or around is None):
                 continue
             part = parts[PYTHON] if item.kind == EITHER else 1.0
         if part <= 0:

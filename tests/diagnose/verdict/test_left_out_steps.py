@@ -14,10 +14,10 @@ from torchtriage.diagnose.verdict.options import Options
 from torchtriage.diagnose.verdict.verdict import diagnose
 
 
-def loop(*frees_us: float) -> Trace:
-    """Steps of 100 us of work, and one free of so many us each."""
+def loop(*frees_us: float, first: int = 0) -> Trace:
+    """Steps of 100 us of work, numbered from ``first`` on, and one free of so many us each."""
     builder, at = TraceBuilder(), 0.0
-    for index, free_us in enumerate(frees_us):
+    for index, free_us in enumerate(frees_us, first):
         builder.step(index, at, 100 + free_us).op("aten::mm", at + 1, 60).call("cudaFree", at + 70, free_us)
         builder.launch(at + 5, 5, at + 20, 40, "gemm")
         at += 100 + free_us
@@ -73,6 +73,13 @@ def test_a_long_first_step_is_named_and_can_be_judged_alone() -> None:
     )
     assert note.fix.endswith("judge step 0 alone: torchtriage analyze TRACE --steps 0")
     assert "left-out-steps" not in notes(loop(200, 20, 20, 20))
+
+
+def test_steps_are_called_by_their_numbers() -> None:
+    note = notes(loop(900, 20, 20, 20, first=17))["left-out-steps"]
+    assert "step 17 (1.00 ms) as the first" in note.message
+    assert note.fix.endswith("judge step 17 alone: torchtriage analyze TRACE --steps 17")
+    assert notes(loop(20, 500, 500, 500, first=17))["slower-steps"].message.startswith("step 17 takes")
 
 
 def test_bar_headline_and_events_are_of_the_steady_steps() -> None:

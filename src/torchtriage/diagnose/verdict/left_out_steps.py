@@ -24,6 +24,7 @@ def left_out_steps(trace: Trace) -> Iterator[Note]:
     if steps.steady.all():
         return
     wall_ns, host_ns = steps.end_ns - steps.start_ns, steps.host_end_ns - steps.host_start_ns
+    numbers = step_numbers(steps.names)
     steady = f"{format_count(steps.n_steady, 'steady step')} take{'s' * (steps.n_steady == 1)}"
     steady += f" {format_ns(steps.wall_ns)}"
     if (
@@ -35,7 +36,7 @@ def left_out_steps(trace: Trace) -> Iterator[Note]:
         yield Note(
             "slower-steps",
             "warn",
-            f"step 0 takes {format_ns(wall_ns[0])} and is left out as the first, the {steady},"
+            f"step {numbers[0]} takes {format_ns(wall_ns[0])} and is left out as the first, the {steady},"
             f" {steps.wall_ns / wall_ns[0]:.3g} times as long: {call} takes {format_ns(extra_ns)} more in {n_calls}",
             "record more steps: it is not known which of them is typical",
             {"first_step_ms": ms(int(wall_ns[0])), "slower_call": call, "slower_call_ms": ms(extra_ns)},
@@ -45,14 +46,14 @@ def left_out_steps(trace: Trace) -> Iterator[Note]:
         index for index, why in enumerate(steps.left_out) if (long[index] if why == FIRST else why not in ("", NO_WORK))
     ]
     if strange:
-        each = [f"{index} ({format_ns(wall_ns[index])}) {steps.left_out[index]}" for index in strange[:SHOWN]]
+        each = [f"{numbers[index]} ({format_ns(wall_ns[index])}) {steps.left_out[index]}" for index in strange[:SHOWN]]
         more = f", {len(strange) - SHOWN:,} more" if len(strange) > SHOWN else ""
         yield Note(
             "left-out-steps",
             "info",
             f"left out of every number per step: step {', '.join(each)}{more}; the {steady}",
-            f"record more steps after a warm-up, or judge step {strange[0]} alone: torchtriage analyze TRACE --steps"
-            f" {step_numbers(steps.names)[strange[0]]}",
+            f"record more steps after a warm-up, or judge step {numbers[strange[0]]} alone: torchtriage analyze TRACE"
+            f" --steps {numbers[strange[0]]}",
             {"steps": strange},
         )
 

@@ -269,6 +269,19 @@ def test_the_window_leaves_out_the_profilers_own_rows() -> None:
     assert (trace.window.start_ns, trace.window.end_ns) == (100_000, 150_500)
 
 
+def test_what_the_profiler_calls_as_it_writes_out_is_not_the_programs() -> None:
+    builder = TraceBuilder().annotation("forward", 0, 300)
+    builder.launch(5, 2, 10, 100)
+    builder.sync(20, 95, "cuCtxSynchronize")  # the program's own
+    builder.event("CUDA profiling data flush on analysis stop", "overhead", 900, 50)
+    builder.sync(905, 5, "cuCtxSynchronize").call("cuCtxSynchronize", 906, 5, tid=9)
+    assert builder.build().window.end_ns == 911_000  # another thread goes on meanwhile
+    builder.events.pop()
+    trace = builder.build()
+    assert trace.window.end_ns == 300_000
+    assert np.flatnonzero(profiler_stop(trace)).tolist() == [row(trace, "cuCtxSynchronize", 1)]
+
+
 def test_the_window_ends_before_the_process_gives_back_what_it_had() -> None:
     builder = TraceBuilder().op("aten::mm", 0, 30.5)
     builder.launch(5, 2, 40, 100)

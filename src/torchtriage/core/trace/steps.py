@@ -29,6 +29,8 @@ COMPILES = (
     r"|^bytecode_tracing|^backend_compile|^inductor_compile|compile_file|^async_compile"
 )
 _FIRST_USE = r"Lazy Function Loading|Runtime Triggered Module Loading"
+_FLUSH = r"^CUDA profiling data flush"
+"""What Nsight Systems does as it stops, and the calls that it makes meanwhile."""
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _COUNTED = re.compile(r"(?i)^(.*(?:step|iter|iteration|batch))[ _#:=-]*\d+$", re.DOTALL)
 _PROFILER_START = (
@@ -611,11 +613,14 @@ def device_begin(trace: Trace, start_ns: int, end_ns: int) -> tuple[int, str]:
 
 
 def profiler_stop(trace: Trace) -> NDArray[np.bool_]:
-    """Return bool[n]: the profiler's own stop sync (the last device sync, outside every op)."""
+    """Return bool[n]: the profiler's own calls as it stops: the last device sync, outside every op, and its flush's."""
     out = np.zeros(len(trace), dtype=bool)
     rows = np.flatnonzero(trace.matching(_DEVICE_SYNC, Kind.RUNTIME))
     if len(rows):
         last = rows[np.argmax(trace.start_ns[rows])]
         inside = trace.tree.nearest(np.array([last]), trace.kind == Kind.OP)[0] >= 0
         out[last] = not inside
+    for flush in np.flatnonzero(trace.matching(_FLUSH, Kind.OVERHEAD)).tolist():
+        during = (trace.start_ns >= trace.start_ns[flush]) & (trace.end_ns <= trace.end_ns[flush])
+        out |= during & (trace.lane == trace.lane[flush]) & (trace.kind == Kind.RUNTIME)
     return out

@@ -408,6 +408,16 @@ def test_first_use_is_a_slow_call_that_does_not_wait() -> None:
     assert [trace.name_of(one) for one in first_use(trace).tolist()] == ["cudaFree"]
 
 
+def test_calls_that_load_modules_are_first_use_however_short() -> None:
+    builder = TraceBuilder().op("aten::add", 0, 10.5)
+    for at, name in enumerate(
+        ("cuModuleGetLoadingMode", "cuLibraryLoadData", "hipModuleLoadData", "cuLibraryGetKernel")
+    ):
+        builder.call(name, 100 * at, 50)
+    loads = first_use(builder.build())
+    assert [builder.build().name_of(load) for load in loads.tolist()] == ["cuLibraryLoadData", "hipModuleLoadData"]
+
+
 def test_a_call_that_is_always_slow_is_no_first_use() -> None:
     builder = TraceBuilder().op("aten::add", 0, 10.5)
     for i in range(9):

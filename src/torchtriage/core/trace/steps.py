@@ -29,6 +29,7 @@ COMPILES = (
     r"|^bytecode_tracing|^backend_compile|^inductor_compile|compile_file|^async_compile"
 )
 _FIRST_USE = r"Lazy Function Loading|Runtime Triggered Module Loading"
+_LOADS = r"^(cu|hip)(Module|Library)Load"
 _FLUSH = r"^CUDA profiling data flush"
 """What Nsight Systems does as it stops, and the calls that it makes meanwhile."""
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
@@ -240,6 +241,7 @@ def first_use(trace: Trace) -> Ints:
     They happen once per process or shape, so a window that holds them measures no steady state.
     """
     marked = trace.matching(f"{COMPILES}|{_FIRST_USE}", Kind.ANNOTATION, Kind.OP, Kind.OVERHEAD)
+    marked |= trace.matching(_LOADS, Kind.RUNTIME)
     marked[slow_calls(trace)] = True
     rows = np.flatnonzero(marked)
     # a call over a busy device waits for it

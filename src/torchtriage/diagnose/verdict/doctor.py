@@ -546,8 +546,8 @@ def _start_up(trace: Trace) -> Iterator[Note]:
         yield Note(
             "cold-start",
             "warn",
-            f"the recording holds the process's first use of the GPU: {format_ns(cost)} of"
-            f" {format_ns(wall)} in calls such as {top}",
+            f"the recording holds the process's first use of the GPU: {format_ns(cost)} of the"
+            f" {format_ns(wall)} window in calls such as {top}",
             f"warm up first: {_light(trace)}",
             {"cold_ns": cost, "call": top},
         )

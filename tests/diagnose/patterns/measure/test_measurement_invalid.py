@@ -61,6 +61,18 @@ def test_from_a_quarter_of_the_judged_time_on_first_use_voids_the_rest() -> None
     assert not claim.voids
 
 
+def test_what_every_step_loads_again_is_no_start_up() -> None:
+    builder = loop(*[1_000] * 6)
+    for step in range(6):
+        builder.call("cuModuleLoadData", 1_000 * step + 100, 400)
+    assert [claim.voids for claim in builder.claims(find)] == [False]
+    for step in range(6):
+        builder.annotation("_compile.compile_inner (dynamo_timed)", 1_000 * step + 500, 300)
+    assert [claim.voids for claim in builder.claims(find)] == [True]
+    (claim,) = loop(1_000).call("cuModuleLoadData", 100, 400).claims(find)
+    assert claim.voids  # one step is no habit
+
+
 def test_first_use_claims_no_time() -> None:
     (claim,) = loop(50_000, 50_000, 50_000).call("cudaFree", 100, 40_000).claims(find)
     assert claim.time_class == "none"
@@ -76,6 +88,16 @@ def test_first_use_claims_no_time() -> None:
 def test_first_use_stays_in_the_judged_time_without_steps() -> None:
     (claim,) = TraceBuilder().op("aten::mm", 0, 50_000.5).call("cudaFree", 100, 40_000).claims(find)
     assert claim.evidence["first_use_in_judged_time_ms"] == 40.0
+
+
+def test_what_is_told_is_of_the_window_and_not_of_a_start_before_it() -> None:
+    builder = TraceBuilder().call("cudaFree", 0, 80_000)
+    builder.launch(100_000, 5, 100_010, 20, "fill")
+    builder.launch(180_000, 5, 180_010, 19_990, "gemm")
+    builder.call("cuLibraryLoadData", 110_000, 30_000)
+    (claim,) = builder.claims(find)
+    assert claim.message == "first use or compilation takes 30.0 ms of the 100 ms window (30 %)"
+    assert claim.voids
 
 
 def test_compilation_counts() -> None:
@@ -98,7 +120,7 @@ def test_pauses_before_kernels_run_first_are_start_up_where_the_host_has_no_rows
     (claim,) = unseen("fill", "triton_0", "triton_1", "gemm").claims(find)
     assert (claim.certainty, claim.voids) == ("hint", True)
     assert claim.message == (
-        "the GPU stands idle for 150 ms of the 150 ms recorded (100 %) before kernels that run for the first time, and"
+        "the GPU stands idle for 150 ms of the 150 ms window (100 %) before kernels that run for the first time, and"
         " a launch takes 7.00 ms: loading or compilation, as far as a recording without operators can show"
     )
 
@@ -107,6 +129,8 @@ def test_quiet_on_pauses_without_signs_of_start_up() -> None:
     assert not unseen("fill", "gemm", "gemm", "gemm", "gemm", "gemm").claims(find)  # a slow loop
     assert not unseen("fill", "triton_0", "gemm", load=300).claims(find)
     assert not unseen("fill", "triton_0", "gemm").op("aten::mm", 20_000, 5).claims(find)
+    # stages of host work, or steps whose first kernel is called by its shape, and one launch that was held up
+    assert not unseen("fill", "shape_1", "shape_2", "shape_3", load=1_200).annotation("eval", 0, 150_000).claims(find)
 
 
 def test_a_slow_first_step_is_a_warm_up() -> None:

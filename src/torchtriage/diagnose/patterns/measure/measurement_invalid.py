@@ -8,7 +8,8 @@ Looks like: context creation, module loading, lazy kernel loading or compilation
 Slow because: it is not slow, it is not the program: these things happen once, and launches return before their work is
     done.
 Cost: none is claimed. Steps that contain them are left out of all costs; where there are no steps, costs are shares of
-    a window that contains them, and are not reliable: from a quarter of it this is the first finding.
+    a window that contains them, and are not reliable: from a quarter of it this is the first finding. Calls that
+    most of several steps make again are the program.
 Fix: warm up before recording; wait for the device around clocks.
 Leave it when: the start-up or the compilation itself is what you want to look at.
 Source: PyTorch documentation, torch.profiler.schedule and torch.utils.benchmark.Timer; measured: 43 of 43.4 s in an
@@ -23,6 +24,7 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.device import HOST_LATE
 from torchtriage.core.trace.frames import frame_label, is_user_frame
+from torchtriage.core.trace.steps import HABIT_STEPS
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Pattern, Trace
 
@@ -68,10 +70,14 @@ def _first_use(trace: Trace) -> Claim | None:
         return None
     by_name = np.bincount(trace.name[rows], weights=trace.dur_ns[rows])
     best = np.argsort(-by_name, kind="stable")[:5]
-    left = trace.steps.judged_ns(inside)
+    steps = trace.steps
+    calls = trace.kind[rows] == Kind.RUNTIME
+    # a call that most of several steps make again is the program's
+    habit = steps.n_steady > HABIT_STEPS and steps.share_of_steps(steps.of_host(rows[calls])) > 1 / 2
+    left = steps.judged_ns(trace.time_of(rows[~calls]) if habit else inside)
     claim = _claim(
         trace,
-        f"first use or compilation takes {format_ns(lost_ns)} of the {format_ns(window.wall_ns)} recorded"
+        f"first use or compilation takes {format_ns(lost_ns)} of the {format_ns(window.wall_ns)} window"
         f" ({format_share(lost_ns / window.wall_ns)})",
         rows,
         {
@@ -84,7 +90,7 @@ def _first_use(trace: Trace) -> Claim | None:
             },
         },
     )
-    return replace(claim, voids=left >= VOID_SHARE * intervals.length(trace.steps.judged))
+    return replace(claim, voids=left >= VOID_SHARE * intervals.length(steps.judged))
 
 
 def _first_step(trace: Trace) -> Claim | None:
@@ -123,7 +129,7 @@ def _first_runs(trace: Trace) -> Claim | None:
         return None
     claim = _claim(
         trace,
-        f"the GPU stands idle for {format_ns(idle_ns)} of the {format_ns(wall_ns)} recorded"
+        f"the GPU stands idle for {format_ns(idle_ns)} of the {format_ns(wall_ns)} window"
         f" ({format_share(idle_ns / wall_ns)}) before kernels that run for the first time, and a launch takes"
         f" {format_ns(load_ns)}: loading or compilation, as far as a recording without operators can show",
         calls,

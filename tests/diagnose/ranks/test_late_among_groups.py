@@ -166,6 +166,20 @@ def test_all_together_save_up_to_as_much_as_the_late_rank() -> None:
     assert result.joint_cost.method == "at least the largest single saving; at most its high end"
 
 
+@pytest.mark.parametrize("late", [3, 4])  # seen in its largest group, too, or not
+def test_without_steps_it_costs_time_of_the_window(late: int) -> None:
+    builders = job({late: 3000})
+    for builder in builders:
+        builder.events = [event for event in builder.events if not event["name"].startswith("ProfilerStep")]
+    found = late_rank(builders)
+    assert found is not None
+    assert found.cost is not None
+    assert (found.cost.per, found.place.steps) == ("window", ())
+    assert "in the window" in found.message
+    assert "per step" not in found.message
+    assert not any(key.endswith("per_step") for key in found.evidence)
+
+
 def test_a_hint_where_there_is_a_single_step() -> None:
     ranks = [
         replace(rank, steps=replace(rank.steps, steady=rank.steps.number == 12)) for rank in records(job({4: 800}))

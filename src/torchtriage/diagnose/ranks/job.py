@@ -127,7 +127,7 @@ def judge(
         found = scaled(found, scale)
         findings.append(replace(found, also_explains=tuple(dict.fromkeys(item.code for item in gone))))
     late = straggler.position if straggler is not None else None
-    together = RanksTogether(ranks, numbers, matches, waits, late, scale)
+    together = RanksTogether(ranks, numbers, matches, waits, late, scale, has_steps)
     through = late_among_groups(together) if STRAGGLER in codes and not refused else None
     if through is not None:
         through = scaled(through, scale)

@@ -5,6 +5,7 @@ Whoever explains the waiting for a late rank takes it over: no time is claimed t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,10 +19,11 @@ from torchtriage.diagnose.ranks.match import Matches
 from torchtriage.diagnose.ranks.merge import STRAGGLER
 from torchtriage.diagnose.ranks.rank_record import RankRecord
 from torchtriage.diagnose.ranks.straggler import Waiting
-from torchtriage.diagnose.verdict.verdict import severity_of
+from torchtriage.diagnose.verdict.verdict import of_window, severity_of
 
 MIN_SHARE = 0.05
 """Of the step, as for a late rank."""
+_PER_STEP = re.compile(r"per step( on average)?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,8 @@ class RanksTogether:
     """Position of the rank that the others wait for."""
     scale: float = 1.0
     """Of times without the profiler to recorded ones."""
+    has_steps: bool = True
+    """Else each rank's window stands for one."""
 
     @property
     def steady(self) -> Ints:
@@ -75,7 +79,10 @@ def job_finding(
             basis="bounded" if certainty == "hint" else "measured",
             method=method,
             grade="C" if certainty == "hint" else "B",
+            per="step" if job.has_steps else "window",
         )
+    if not job.has_steps:
+        message, evidence = _PER_STEP.sub("in the window", message), of_window(evidence)
     middle = (cost.low_ms + cost.high_ms) / 2 if cost is not None else 0.0
     named = tuple(sorted(job.numbers[at] for at in positions))
     return Finding(

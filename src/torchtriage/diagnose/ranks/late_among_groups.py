@@ -175,7 +175,7 @@ def _finding(job: RanksTogether, late: _Late) -> Finding:
         " pipeline no more than others wait for it",
         certainty="likely" if cause and len(late.peers) >= SURE_PEERS and len(steps) > 1 else "hint",
     )
-    place = replace(found.place, steps=tuple(steps.tolist()))
+    place = replace(found.place, steps=tuple(steps.tolist()) if job.has_steps else ())
     return replace(found, title=f"Rank {number} makes the others wait", place=place, fix=Fix(text, code))
 
 

@@ -10,11 +10,11 @@ from torchtriage.diagnose.patterns.comm.tp_collective_not_overlapped import find
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def job(*, layers=6, world=4, between=0, around=None, comm=200, hidden=False, group=None, products=2):
+def job(*, layers=6, world=4, between=0, around=None, comm=200, hidden=False, group=None, products=2, other=None):
     """Add four steps; each layer: a product of 300 us, then an all-reduce of its result.
 
     ``between`` : element-wise operators between them. ``around`` : a range around the collective. ``hidden`` : another
-    stream computes meanwhile.
+    stream computes meanwhile. ``other`` : an operator that launches a kernel of its own before each product.
     """
     builder = TraceBuilder(distributedInfo={"rank": 0, "world_size": world, "backend": "nccl"})
     for index in range(4):
@@ -26,6 +26,9 @@ def job(*, layers=6, world=4, between=0, around=None, comm=200, hidden=False, gr
             for one in range(products):
                 builder.op("aten::mm", host + 10 * one, 9)
             builder.launch(host + 5, 5, done, 300)
+            if other:
+                builder.op(other, host + 1, 3)
+                builder.launch(host + 2, 1, done - 30, 25)
             for one in range(between):
                 builder.op("aten::add", host + 22 + 5 * one, 4)
             if around:
@@ -95,3 +98,11 @@ def test_an_all_reduce_after_each_product_is_one_too_many():
     assert claim.gain_high == 0.5
     assert set(claim.gain_low.tolist()) == {0.5}
     assert "RowwiseParallel" in claim.fix.code
+
+
+@pytest.mark.parametrize("other", ["vllm::moe_forward", "_C::cutlass_scaled_mm"])
+def test_an_operator_of_others_may_hold_the_second_product(other):
+    (claim,) = find(job(products=1, other=other).build())
+    assert "unpaired_per_step" not in claim.evidence
+    (claim,) = find(job(products=1, other="aten::add").build())
+    assert claim.evidence["unpaired_per_step"] == 5

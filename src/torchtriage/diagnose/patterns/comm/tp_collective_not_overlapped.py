@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import ENGINE, Collectives, find_collectives
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Mask, Pattern, Trace
@@ -96,7 +97,8 @@ def find(trace: Trace) -> Claims:
 def _unpaired(trace: Trace, found: Collectives, pick: Mask) -> Mask:
     """Return bool[k]: all-reduces of the forward pass with one product since the one before, where most have.
 
-    A column-parallel product needs none, so that a pair of layers has one.
+    A column-parallel product needs none, so that a pair of layers has one. An engine's own operators, such as those of
+    experts, may hold products, too.
     """
     out = np.zeros(len(found.rows), dtype=bool)
     op = np.maximum(found.enqueued_by, 0)
@@ -106,11 +108,19 @@ def _unpaired(trace: Trace, found: Collectives, pick: Mask) -> Mask:
     products = trace.matching(PRODUCT, Kind.OP)
     products &= ~trace.tree.under(products)
     count = np.searchsorted(np.sort(trace.start_ns[products]), trace.start_ns[op[at]])
+    others = np.searchsorted(np.sort(trace.start_ns[_opaque(trace)]), trace.start_ns[op[at]])
     same = np.diff(trace.steps.of_host(op[at])) == 0
-    alone = at[1:][same & (np.diff(count) == 1)]
+    alone = at[1:][same & (np.diff(count) == 1) & (np.diff(others) == 0)]
     if 2 * len(alone) >= len(at):
         out[alone] = True
     return out
+
+
+def _opaque(trace: Trace) -> Ints:
+    """Return the operators other than PyTorch's that launch kernels, collectives aside."""
+    rows = [trace.links.op[device.rows[~device.comm]] for device in trace.devices[:1]]
+    ops = distinct(np.concatenate([np.empty(0, np.int64), *rows]))
+    return ops[(ops >= 0) & ~trace.matches(ops, r"^aten::")]
 
 
 def _one_each(trace: Trace, found: Collectives, unpaired: Mask) -> Claim:

@@ -294,7 +294,7 @@ def test_replay_says_where_the_log_holds_a_share_of_the_requests(tmp_path, share
     said = CliRunner().invoke(cli, ["monitor", "replay", str(log)]).output
     told = json.loads(CliRunner().invoke(cli, ["monitor", "replay", str(log), "--json"]).output)
     is_sampled = share in (0.01, 0)
-    assert ("a share of the requests that succeeded" in said) == told["streams"][0]["is_sampled"] == is_sampled
+    assert ("a sample of the successful requests" in said) == told["streams"][0]["is_sampled"] == is_sampled
 
 
 @pytest.mark.parametrize(("column", "first"), [("latency_s", 500), ("value", 100)])

@@ -44,7 +44,7 @@ def latency(factor: float):
 def test_equal_versions_are_undecided() -> None:
     told = drive(experiment(), 4000, latency_s=latency(1)).result()
     assert told.decision == "undecided"
-    assert told.verdict[0] == "Undecided: go on"
+    assert told.verdict[0] == "Undecided: continue"
     row = told.rows[0]
     assert row.low < 1 < row.high
     assert told.notes == ()
@@ -126,9 +126,9 @@ def test_values_that_are_all_equal_have_an_interval() -> None:
         for arm in ARMS:
             one.record(arm, latency_s=1e9, error=math.nan if request % 2 else 0)
     told = one.result()
-    assert told.verdict[:2] == ("Undecided: go on", "latency_s: 0 % (0 % to 0 %)")
+    assert told.verdict[:2] == ("Undecided: continue", "latency_s: 0 % (0 % to 0 %)")
     assert {note.fix for note in told.notes if note.code == "missing"} == {
-        "NaN and requests without it are left out: does the version cause them?"
+        "NaN and requests without a value are left out: does the version cause them?"
     }
 
 

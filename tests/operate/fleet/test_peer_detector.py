@@ -145,7 +145,7 @@ def test_a_silent_device_is_told_in_a_small_fleet(n):
     fleet.silent = {"cam-1"}
     (alarm,) = fleet.run(60)
     assert (alarm.kind, alarm.device) == ("silent-device", "cam-1")
-    assert f"while {n - 1} of {n} devices were" in alarm.message
+    assert f"while {n - 1} of {n} devices are sending" in alarm.message
 
 
 def test_quiet_on_a_fleet_that_comes_back_one_by_one_after_hours():
@@ -276,7 +276,7 @@ def test_a_slow_device_is_told_again_as_it_gets_slower_and_when_it_is_over(fleet
     (end,) = fleet.ends
     assert (end.kind, end.device, end.since_s) == ("slow-device", "cam-3", alarm.at_s)
     assert end.ratio == pytest.approx(3.0, rel=0.15)
-    assert re.search(r"over after 6 min, \+(19|20|21)\d% at most", end.message)
+    assert re.search(r"over after 6 min, peak \+(19|20|21)\d%", end.message)
 
 
 def test_what_lasts_for_an_hour_is_told_as_lasting_and_ends_when_the_device_is_as_before(fleet, monkeypatch):
@@ -300,7 +300,7 @@ def test_the_other_alarms_of_devices_end(fleet):
     fleet.fails["cam-1"], fleet.silent = 0.002, set()
     fleet.run(60)
     assert sorted(end.kind for end in fleet.ends) == ["failing-device", "silent-device"]
-    assert re.search(r", 4\d\.\d% at most", next(end.message for end in fleet.ends if end.kind == "failing-device"))
+    assert re.search(r", peak 4\d\.\d%", next(end.message for end in fleet.ends if end.kind == "failing-device"))
 
 
 def test_a_device_that_was_always_slow_is_on_until_it_is_repaired(fleet):

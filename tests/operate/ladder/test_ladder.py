@@ -108,7 +108,7 @@ def test_a_second_step_waits_for_the_dwell(model: Model, clock: Clock) -> None:
     clock.now_s += 10
     ladder.look()
     assert ladder("x") == "lite"
-    assert "no mode below may be used" in ladder.entries[-1].why
+    assert "no lower mode may be used" in ladder.entries[-1].why
 
 
 def test_it_tries_the_better_mode_before_it_comes_back(model: Model, clock: Clock) -> None:
@@ -430,9 +430,9 @@ def test_a_check_that_raises_is_a_failure(model: Model, clock: Clock) -> None:
     ("said", "why"),
     [
         (None, ""),
-        (True, "TypeError: expected text, why it may not be used, or nothing, found True"),
-        (False, "TypeError: expected text, why it may not be used, or nothing, found False"),
-        (0, "TypeError: expected text, why it may not be used, or nothing, found 0"),
+        (True, "TypeError: expected text (why it may not be used) or nothing, found True"),
+        (False, "TypeError: expected text (why it may not be used) or nothing, found False"),
+        (0, "TypeError: expected text (why it may not be used) or nothing, found 0"),
     ],
 )
 def test_a_check_says_why_or_nothing(model: Model, clock: Clock, said: object, why: str) -> None:
@@ -446,10 +446,10 @@ def test_the_accuracy_gate_compares_answers() -> None:
     inputs = [(np.full(3, n),) for n in range(1, 101)]
     assert answers_agree(lambda x: x * 2.0, lambda x: x * 2.0001, inputs)() == ""
     said = answers_agree(lambda x: x * 2.0, lambda x: x * (2.0 + (x > 90)), inputs)()
-    assert said.startswith("90 % of 100 answers agree, 99 % wanted; first: values differ by")
+    assert said.startswith("90 % of 100 answers agree, 99 % required; first: values differ by")
     assert answers_agree(abs, lambda x: abs(x) + (x > 93), [(n,) for n in range(1, 101)], least=0.93)() == ""
     same = answers_agree(len, lambda text: len(text) - (text == "abc"), [("abc",), ("a",)], compare=lambda a, b: a == b)
-    assert same() == "50 % of 2 answers agree, 99 % wanted; first: not the same to `compare`"
+    assert same() == "50 % of 2 answers agree, 99 % required; first: different according to `compare`"
     with pytest.raises(UsageError, match="expected inputs"):
         answers_agree(abs, abs, [])
     # an image instead of its call's arguments would be taken apart, row by row
@@ -529,7 +529,7 @@ def test_the_budget_is_of_all_ladders_together(model: Model, clock: Clock) -> No
         one.raise_alarm("slow")
         one.look()
     assert [ladder.status().level for ladder in ladders] == [1, 1, 0]
-    assert ladders[2].entries[-1].why == "slow; 2 other ladders are down, 2 may be"
+    assert ladders[2].entries[-1].why == "slow; 2 other ladders are below their first mode, 2 may be"
 
 
 def test_without_its_store_it_keeps_its_mode(model: Model, clock: Clock) -> None:

@@ -97,7 +97,7 @@ def test_names_reach_no_reader_raw(results) -> None:
 def test_the_first_line_decides(results) -> None:
     first = [result.verdict[0] for result in results]
     assert first[0].startswith("Stop: ")
-    assert first[1] == "Undecided: go on"
+    assert first[1] == "Undecided: continue"
     assert first[2].startswith("Rolled back at 5 %")
     assert first[3].startswith("Done: ")
     assert first[4].startswith("Running: 5 % of requests go to")
@@ -168,7 +168,7 @@ def test_what_is_not_there_is_told(place: str, tmp_path: Path) -> None:
 
 def test_who_watches_is_known_and_that_nobody_does(place: str) -> None:
     said = " ".join(call("report", "--store", place).stdout.split())
-    assert "nobody has looked for 10 s" in said
+    assert "no process has polled for 10 s" in said
     with open_rollouts(place) as store:
         Rollout(RolloutPlan("int8"), store, owner="worker 3").tick()
         told = summary(store, "int8")

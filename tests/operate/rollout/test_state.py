@@ -27,17 +27,17 @@ def test_whole_evidence_moves_up_one_step() -> None:
 @pytest.mark.parametrize(
     ("change", "waiting"),
     [
-        ({"epoch": 0}, "the evidence is of another stage"),
-        ({"epoch": 2}, "the evidence is of another stage"),
+        ({"epoch": 0}, "the evidence is from another step"),
+        ({"epoch": 2}, "the evidence is from another step"),
         ({"age_s": None}, "no request was seen in the last 30 s"),
         ({"age_s": math.nan}, "no request was seen in the last 30 s"),
         ({"age_s": 31}, "no request was seen in the last 30 s"),
         ({"age_s": -1}, "no request was seen in the last 30 s"),
         ({"n_candidate": 499}, "499 of 500 requests of candidate"),
         ({"n_control": 10}, "10 of 500 requests of control"),
-        ({"n_candidate": math.nan}, "the numbers of requests are no numbers"),
-        ({"n_control": math.inf}, "the numbers of requests are no numbers"),
-        ({"n_control": -1}, "the numbers of requests are no numbers"),
+        ({"n_candidate": math.nan}, "the request counts are not numbers"),
+        ({"n_control": math.inf}, "the request counts are not numbers"),
+        ({"n_control": -1}, "the request counts are not numbers"),
         ({"missing": ("error: no usable value",)}, "error: no usable value"),
     ],
 )
@@ -56,7 +56,7 @@ def test_the_same_evidence_counts_once() -> None:
     for _ in range(30):
         held = advance(held, GOOD, 1)
     assert held.stage == 0
-    assert held.waiting == "nothing new since the last look"
+    assert held.waiting == "nothing new since the last poll"
 
 
 @pytest.mark.parametrize("elapsed_s", [-3600, 3600, 86_400, math.nan, math.inf, 5.1])

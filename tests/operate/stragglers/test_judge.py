@@ -54,7 +54,7 @@ def test_the_late_rank_its_phase_and_its_first_step(n_ranks: int, phase: str) ->
 
 def test_its_line() -> None:
     late = Late("late", 5, 12.3, 140.0, 11.0, {"loader": 12.0}, True, "host", 812, 872)
-    assert str(late) == "rank 5 is late by 12.3 ms of 140 ms a step since step 812: loader"
+    assert str(late) == "rank 5 is late by 12.3 ms of 140 ms a step from step 812 on: loader"
 
 
 def test_a_late_rank_that_is_not_compared_is_not_said_to_have_recovered() -> None:
@@ -63,7 +63,7 @@ def test_a_late_rank_that_is_not_compared_is_not_said_to_have_recovered() -> Non
     without = [{rank: one for rank, one in window(6 + number, 8).items() if rank != 3} for number in range(GONE + 2)]
     late, absent = told(judge, with_it + without)
     assert (late.kind, absent.kind) == ("late", "absent")
-    assert str(absent) == "rank 3 is not compared any more since step 120"
+    assert str(absent) == "rank 3 is no longer compared as of step 120"
     assert not judge.late
 
 
@@ -71,7 +71,7 @@ def test_what_ends_is_told() -> None:
     windows = [window(number, 4, {2: ("loader", 12.0)} if number < 10 else None) for number in range(20)]
     late, ended = told(Judge(EVERY), windows)
     assert (late.kind, ended.kind, ended.rank, ended.until) == ("late", "ended", 2, 10 * EVERY)
-    assert str(ended) == "rank 2 is no longer late since step 200"
+    assert str(ended) == "rank 2 is no longer late as of step 200"
 
 
 def test_another_rank_and_another_phase_are_told() -> None:
@@ -94,7 +94,7 @@ def test_some_steps_of_each_window_are_told_as_a_mean() -> None:
     assert (late.rank, list(late.phases), late.every_step) == (2, ["between"], False)
     assert late.late_ms == pytest.approx(12, abs=2)
     assert late.since == EVERY
-    assert "a step on average since" in str(late)
+    assert "a step on average from step" in str(late)
     assert json.loads(json.dumps(asdict(late)))["every_step"] is False
     assert late.until == (1 + MEANS_IN_A_ROW) * EVERY
 
@@ -114,7 +114,7 @@ def test_a_rank_that_is_late_in_another_phase_of_each_step(usual: float) -> None
     (late,) = told(Judge(EVERY), windows)
     assert set(late.phases) == {"loader", "forward", "backward"}
     assert str(late).endswith("{}, {} and {}".format(*late.phases))
-    assert "a step on average since" in str(late)
+    assert "a step on average from step" in str(late)
     assert sum(late.phases.values()) == pytest.approx(late.late_ms, abs=1)
 
 
@@ -193,7 +193,7 @@ def test_a_hung_job_names_the_rank_that_does_not_wait() -> None:
     (hung,) = found
     assert isinstance(hung, Hung)
     assert {rank: phase for rank, (phase, _) in hung.at.items()} == {1: "loader"}
-    assert str(hung) == "no step for 60.0 s since step 100: rank 1 is in loader for 60.0 s"
+    assert str(hung) == "no step for 60.0 s since step 100: rank 1 has been in loader for 60.0 s"
 
 
 @pytest.mark.parametrize("n_heard", [0, 10])
@@ -205,7 +205,7 @@ def test_a_hung_job_names_the_rank_that_is_not_heard_of(n_heard: int) -> None:
         if n_heard:
             now[2] = RankNote(min(at_s, n_heard), 100, 1)
         found += job.update(now, float(at_s))
-    rank_2 = f"rank 2 is not heard of since step {100 if n_heard else 0}"
+    rank_2 = f"rank 2 has not been heard from since step {100 if n_heard else 0}"
     assert [str(event) for event in found] == [rank_2, f"no step for 60.0 s since step 100: {rank_2}"]
 
 

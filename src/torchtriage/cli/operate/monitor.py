@@ -34,8 +34,8 @@ def command() -> None:
 @click.option(
     "--ladder",
     metavar="MODES",
-    help="Run a ladder of these modes alongside the alarms: full,bf16=0.6,lite=0.2, each with what it"
-    " is assumed to take as a share of the full one.",
+    help="Run a ladder of these modes alongside the alarms: full,bf16=0.6,lite=0.2, each with its"
+    " assumed time as a share of the full mode's.",
 )
 @click.option("--deadline-ms", type=POSITIVE, metavar="MS", help="Ladder: calls slower than this are late.")
 @value_option("--enter", Finite(0), "SHARE", 0.05, "Ladder: switch down above this share of late calls.")
@@ -77,7 +77,7 @@ def replay(
     check_outputs([output], logs)
     modes = None if ladder is None else read_modes(ladder)
     if modes is None and deadline_ms is not None:
-        raise UsageError("expected --ladder beside --deadline-ms", hint="--ladder full,lite=0.2")
+        raise UsageError("expected --ladder with --deadline-ms", hint="--ladder full,lite=0.2")
     policy = Policy(
         deadline_s=None if deadline_ms is None else deadline_ms * 1e-3,
         longest_s=max(600.0, limits["recover_s"]),
@@ -131,7 +131,7 @@ def _ladder_text(replayed: LadderReplay) -> list[str]:
         f"  ladder {', '.join(mode.name for mode in replayed.modes)}:"
         f" {format_count(replayed.n_switches, 'switch', 'switches')}, degraded for {replayed.degraded_s:,.0f} of"
         f" {replayed.seconds:,.0f} s ({share:.1%}); {replayed.n_late:,} calls late or failed,"
-        f" {replayed.n_late_without:,} without it"
+        f" {replayed.n_late_without:,} without the ladder"
     ]
     if replayed.outside_s is not None:
         answered = sum(row is not None for row in replayed.faults)
@@ -217,7 +217,7 @@ def dashboard(output: str | None) -> None:
     metavar="OBJECTIVE",
     help='Alert when its budget burns too fast: "99.9%", "detector: 99% under 250ms over 28d".',
 )
-@value_option("--docs", str, "URL", "docs", "Where runbook links lead to, if these pages are served somewhere.")
+@value_option("--docs", str, "URL", "docs", "Base URL of runbook links, if these pages are served somewhere.")
 @output_option
 def rules(latency: tuple[str, ...], errors: float, slo: tuple[str, ...], docs: str, output: str | None) -> None:
     """Print recording and alerting rules for Prometheus, as YAML for its rule_files.
@@ -258,11 +258,11 @@ def _text(streams: list[StreamReplay], ladders: list[LadderReplay]) -> list[str]
             title += f" ({replayed.stream.n_skipped:,} lines could not be read in full)"
         lines.append(title)
         if replayed.stream.is_sampled:
-            lines.append("  it holds a share of the requests that succeeded: shares that fail are too high")
+            lines.append("  it holds a sample of the successful requests: failure rates are too high")
         if not replayed.n_judged:
             first = latency_detector.WARM_UP if replayed.stream.is_requests else metric.WARM_UP
             value = "duration" if replayed.stream.is_requests else "value"
-            lines.append(f"  no {value} was judged: the first {first} {what} only teach")
+            lines.append(f"  no {value} was judged: the first {first} {what} are only learned from")
         wrong = set(replayed.score.false_alarms) if replayed.score else set()
         for alarm in replayed.alarms:
             cause = f" ({alarm.cause})" if alarm.cause else ""

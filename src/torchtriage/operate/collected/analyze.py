@@ -45,19 +45,19 @@ def report(paths: Sequence[str | Path]) -> RecordsReport:
     models = tuple(_model(records, at, rows) for at, rows in _split(records.model))
     notes = []
     if records.n_skipped:
-        text = f"{format_count(records.n_skipped, 'line')} left out: not readable"
+        text = f"{format_count(records.n_skipped, 'line')} left out: unreadable"
         notes.append(Note("lines", "warn", text))
     if records.n_repeated:
         text = f"{format_count(records.n_repeated, 'request')} written twice, counted once"
         notes.append(Note("repeated", "info", text))
     if (records.stands_for != 1).any():
-        text = "logs hold a share of the requests that succeeded: numbers of requests and shares are estimates"
+        text = "logs hold a sample of the successful requests: request counts and shares are estimates"
         notes.append(Note("sampled", "info", text))
     if records.devices == [""]:
         fix = 'JsonLog(..., device="cam-17") or RedisStream(..., device="cam-17")'
-        notes.append(Note("devices", "info", "no line names a device: nothing was compared between them", fix))
+        notes.append(Note("devices", "info", "no line names a device: devices were not compared", fix))
     if any(group.beside and group.beside_low is None for model in models for group in model.versions):
-        text = f"no version is called slower: to tell it from its devices takes {PEERS} of both, or of each"
+        text = f"no version is called slower: it takes {PEERS} devices that ran both versions, or {PEERS} of each"
         notes.append(Note("versions", "info", text))
     return RecordsReport(
         verdict=tuple(_verdict(models)),
@@ -226,7 +226,7 @@ def _compiling(own: _Requests) -> tuple[LatencyGroup, ...]:
         ):
             near = here[low:high]
             mask[near[risen[low:high] == risen[at]]] = True
-    parts = {"beside a recompilation": mask, "without one": known & ~mask}
+    parts = {"during a recompilation": mask, "without one": known & ~mask}
     return tuple(own.group(name, np.flatnonzero(part)) for name, part in parts.items())
 
 
@@ -332,10 +332,10 @@ def _verdict(models: Sequence[CollectedModel]) -> Iterable[str]:
         if slow:
             named = ", ".join(f"{group.name} ({group.beside:.2f} x)" for group in slow[:5])
             rest = f" and {len(slow) - 5} more" if len(slow) > 5 else ""
-            yield f"  slower than their peers, by the same sizes: {named}{rest}"
+            yield f"  slower than their peers at the same sizes: {named}{rest}"
         for group in model.versions:
             if group.beside is not None and group.beside > VERSION_SLOW and (group.beside_low or 0.0) > 1:
-                yield f"  version {group.name} takes {group.beside - 1:.0%} longer than the others, by the same sizes"
+                yield f"  version {group.name} takes {group.beside - 1:.0%} longer than the others at the same sizes"
         for drift in model.drifts:
             if drift.psi >= DRIFT:
                 yield (

@@ -193,7 +193,7 @@ class RequestDetector:
             return None
         nan = not math.isfinite(value)
         if self._nan.update(nan):
-            return self._too_many("nan", "answer NaN", self._nan, sample, "NaN")
+            return self._too_many("nan", "return NaN", self._nan, sample, "NaN")
         if nan:
             return None
         self._n += 1
@@ -268,19 +268,20 @@ class RequestDetector:
                     alarm = self._shifted(sample, mean * scale, spread)
                 else:
                     quicker = mean < -1  # scales
-                    kind, text = ("faster", "are quicker, and scatter more") if quicker else ("spread", "scatter more")
+                    kind, text = ("faster", "are shorter, and vary more") if quicker else ("spread", "vary more")
                     alarm = self._alarm(kind, sample, spread, f"durations {text}")
             if alarm is None and cluster.evidence >= 1:
                 times = math.exp(min(cluster.rung, 50.0))
-                text = f"{cluster.n} of {cluster.span} requests took more than {times:.1f} x"
+                text = f"{cluster.n} of {cluster.span} requests took more than {times:.1f} x the expected time"
                 alarm = self._alarm("tail", sample, cluster.evidence, text, size=times)
                 if alarm is not None:
                     self._tail_on = _Crowd.of(cluster)
             if alarm is None and surge:
                 times = math.exp(min(off, 60.0))
-                alarm = self._alarm("surge", sample, off / SURGE, f"one took {times:.0f} x", size=times)
+                text = f"one request took {times:.0f} x the expected time"
+                alarm = self._alarm("surge", sample, off / SURGE, text, size=times)
             if alarm is None and outside and size is not None:
-                text = f"sizes as never before: {size:g}, where {self._sizes.high:g} was the largest"
+                text = f"larger sizes than ever before: {size:g}, the largest was {self._sizes.high:g}"
                 times = size / (self._sizes.high or size)  # of empty ones nothing is a multiple
                 alarm = self._alarm("input-mix", sample, 2.0, text, "input mix", size=times)
         self._wait(sample, evidence, spread)
@@ -363,7 +364,7 @@ class RequestDetector:
         return self._alarm(kind, sample, evidence, text, cause, size=times, surely=surely)
 
     def _too_many(self, kind: str, verb: str, rate: FailureRate, sample: Sample, cause: str) -> Alarm | None:
-        text = f"{rate.lately:.0%} of the newest requests {verb}, usual are {rate.usual:.2%}"
+        text = f"{rate.lately:.0%} of the newest requests {verb}, usually {rate.usual:.2%}"
         return self._alarm(kind, sample, 2.0, text, cause, size=rate.lately)
 
     def _alarm(
@@ -464,8 +465,8 @@ class _Crowd:
 
 def _most(kind: str, on: _Episode) -> str:
     if kind in ("missing", "nan"):
-        return f", {on.largest:.0%} of requests at most"
-    return f", {on.largest:.3g} x at most" if on.largest != 1 else ""
+        return f", peak {on.largest:.0%} of requests"
+    return f", peak {on.largest:.3g} x" if on.largest != 1 else ""
 
 
 class Maxima:

@@ -242,7 +242,7 @@ class MetricDetector:
             limit = max(LEAST, BEYOND * usual, smallest / scale)
             if sign * score > limit:
                 word = "above" if sign > 0 else "below"
-                text = f"{value:.6g}, {abs(off):.3g} {word} what was expected"
+                text = f"{value:.6g}, {abs(off):.3g} {word} the expected value"
                 return self._alarm(sample, "point", sign * score / limit, text)
             if cluster.evidence >= 1 and self._row - self._last_cluster > self._day / 4:
                 self._last_cluster = self._row

@@ -261,7 +261,7 @@ def _window(stream: RecordedStream, first: str, last: str) -> LabelledFault:
     for per_s in (stream.per_s, _per_s((first, last))):
         first_s, last_s = _time(first, per_s), _time(last, per_s)
         if first_s is None or last_s is None:
-            raise ValueError(f"{first} to {last}, which are no times")
+            raise ValueError(f"{first} to {last}, which are not times")
         rows = [at for at, sample in enumerate(stream.samples) if first_s <= sample.at_s <= last_s]
         if rows:
             return LabelledFault("window", rows[0], rows[-1] + 1)

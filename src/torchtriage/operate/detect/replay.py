@@ -68,7 +68,7 @@ def replay(path: str | Path, labels: str | Path | None = None) -> list[StreamRep
         raise SampleError(
             f"expected faults within {path}, found none of {len(ends)} there",
             where=str(labels),
-            hint="give times by the log's own clock",
+            hint="give times on the log's own clock",
         )
     return out
 

@@ -75,7 +75,7 @@ class Experiment:
             raise UsageError(
                 f"expected two arms with shares between 0 and 1, found {dict(arms)}",
                 where=name,
-                hint='arms={"control": 0.95, "candidate": 0.05}; several candidates are several experiments',
+                hint='arms={"control": 0.95, "candidate": 0.05}; for several candidates, run several experiments',
             )
         if abs(sum(arms.values()) - 1) > 1e-9:
             raise UsageError(f"expected shares that add up to 1, found {sum(arms.values()):g}", where=name)
@@ -228,7 +228,7 @@ class Experiment:
             counted = msgspec.convert(state["counted"], tuple[int, int])
             for fresh, row in zip(self._rows, rows, strict=True):
                 if _plan(row) != _plan(fresh):
-                    raise ValueError(f"it is of {_plan(row)}")
+                    raise ValueError(f"it has {_plan(row)}")
             n = msgspec.convert(state["n"], tuple[int, int])
             control, candidate = msgspec.convert(state["replicas"], tuple[set[str], set[str]])
             broken = msgspec.convert(state["broken"], tuple[int, int] | None)

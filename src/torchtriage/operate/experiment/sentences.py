@@ -28,14 +28,14 @@ def sentence(row: ExperimentRow) -> str:
             return f"{change(row.ratio)}, too few values for an interval"
         return f"{change(row.ratio)} ({change(row.low)} to {change(row.high)})"
     if row.kind == "typical" or row.low is None:
-        return "not enough yet to compare"
+        return "too few values yet to compare"
     control, candidate = row.n_events or (0, 0)
     text = (
         f"{format_count(control)} of {format_count(row.n[0])} and {format_count(candidate)} of"
         f" {format_count(row.n[1], 'request')}"
     )
     if row.kind == "tail":
-        text += f" are beyond the quantile (candidate: {row.worse_than:g} times of it)"
+        text += f" are beyond the quantile (candidate: {row.worse_than:g} times it)"
     if not control + candidate:
         return text
     high = f"to {row.high:.3g}" if row.high is not None else "or more"
@@ -56,8 +56,8 @@ def verdict(
     if decision == "broken":
         return (
             broken(candidate.name, candidate.share, split),
-            "Something loses or adds requests of one arm, so the arms are no longer alike, or users who come again were"
-            " counted each time, which record(arm, id=...) does not: find it and start again.",
+            "Something loses or adds requests of one arm, so the arms are no longer alike, or returning users were"
+            " counted each time (record(arm, id=...) counts each once): find the cause and start again.",
             seen,
         )
     metric = rows[0]
@@ -70,7 +70,7 @@ def verdict(
         )
     if decision == "better":
         return (f"Stop: {candidate.name} is better in {metric.name}", f"{metric.name}: {metric.sentence}", seen)
-    return ("Undecided: go on", f"{metric.name}: {metric.sentence}", seen)
+    return ("Undecided: continue", f"{metric.name}: {metric.sentence}", seen)
 
 
 def notes(
@@ -81,13 +81,13 @@ def notes(
     arms = (control, candidate)
     named = [arm.n_replicas for arm in arms if arm.n_replicas is not None]
     if any(arm.n_replicas is None and arm.n_requests for arm in arms):
-        message = "replicas are not named: whether it is the version or where it runs cannot be checked"
+        message = "replicas are not named: the version cannot be told from the machine it runs on"
         fix = "record(arm, replica=...) with the pod or process that answered"
         limits.append(Note("replicas", "info", message, fix))
     elif len(named) == len(arms) and min(named) < LEAST_REPLICAS:
         which = "one replica" if min(named) == 1 else "two replicas"
         message = f"{which} per arm: no test can tell the version from the pod or machine it runs on"
-        fix = f"run {LEAST_REPLICAS} replicas of each arm or more, or swap the arms' machines half way"
+        fix = f"run {LEAST_REPLICAS} replicas of each arm or more, or swap the arms' machines halfway"
         limits.append(Note("replicas", "warn", message, fix))
     for row in rows:
         for arm, n, missing in zip(arms, row.n, row.n_missing, strict=True):
@@ -95,16 +95,16 @@ def notes(
             if share > 0.01:
                 message = f"{row.name}: {format_share(share)} of {arm.name}'s requests have no usable value"
                 left_out = "NaN" if row.kind == "rate" else "NaN, zero"
-                fix = f"{left_out} and requests without it are left out: does the version cause them?"
+                fix = f"{left_out} and requests without a value are left out: does the version cause them?"
                 limits.append(Note("missing", "warn", message, fix))
         if row.block > 40:
             block = format_count(row.block)
-            message = f"{row.name}: requests resemble their neighbours, {block} of them carry as much as a few"
+            message = f"{row.name}: neighbouring requests are correlated, {block} of them tell as much as a few"
             limits.append(Note("memory", "info", message))
     n_units, n_requests = sum(units), control.n_requests + candidate.n_requests
     if unit != "request" and 0 < 2 * n_units < min(n_requests, N_MANY):
         message = f"the requests of one {unit} are alike: with {format_count(n_units, unit)} intervals are too narrow"
-        limits.append(Note("units", "warn", message, "assign each request by an id of its own where that may be"))
+        limits.append(Note("units", "warn", message, "assign each request by its own id where possible"))
     if unit != "request" and not n_units:
         message = f"the split is not checked: no {unit} was counted"
         limits.append(Note("split", "warn", message, f"record(arm, id=...) with the {unit}'s id"))

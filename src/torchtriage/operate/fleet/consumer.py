@@ -129,7 +129,7 @@ class FleetConsumer:
             raise UsageError(
                 f"the stored numbers are damaged: {type(error).__name__}: {error}",
                 where=self._reader.state_key,
-                hint=f"redis-cli DEL {shlex.quote(self._reader.state_key)}, and all is counted from now on",
+                hint=f"redis-cli DEL {shlex.quote(self._reader.state_key)} starts all counts anew",
             ) from error
         self._outbox.start()
         untold = {alert.key for alert in self.counts.untold}
@@ -174,7 +174,7 @@ class FleetConsumer:
             source, first = fields.get(b"source", b"").decode(), int(fields.get(b"first", b"0"))
             common = msgspec.json.decode(fields.get(b"common", b"{}"), type=dict[str, Any])
             if not 0 <= first <= MAX_NUMBER:
-                raise ValueError(f"no number of a record: {first}")
+                raise ValueError(f"not a record's number: {first}")
             self._add(entry, device, source, first, records, common)
         except StoreError:
             raise
@@ -227,7 +227,7 @@ class FleetConsumer:
             before = self._detector.n_not_judged
             self._raise(self._detector.add(device, records, entry.at_s))
             if not before and self._detector.n_not_judged:
-                _logger.warning("more than %d versions on devices: further ones are counted, not judged", MAX_CELLS)
+                _logger.warning("more than %d versions on devices: more are counted, not judged", MAX_CELLS)
         else:
             self._count(OTHER, records)
             self._raise(self._detector.advance(entry.at_s))
@@ -244,7 +244,7 @@ class FleetConsumer:
                 self.n_failures += 1
                 wait_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
                 if self._stop.wait(wait_s):
-                    raise StoreError(f"the log cannot be written, and what it lacks stays in Redis: {error}") from None
+                    raise StoreError(f"the log cannot be written; what it lacks stays in Redis: {error}") from None
                 failures += 1
 
     def _count(self, device: str, records: Sequence[RequestRecord]) -> None:

@@ -251,7 +251,7 @@ class PeerDetector:
         if episode is None:
             return
         kind, device, model, version, other = key
-        most = {"slow": f", {episode.largest - 1:+.0%} at most", "failing": f", {episode.largest:.1%} at most"}
+        most = {"slow": f", peak {episode.largest - 1:+.0%}", "failing": f", peak {episode.largest:.1%}"}
         text = (
             f"{device or version}: {kind} over after {format_span_s(at_s - episode.since_s)}"
             f"{most.get(kind.partition('-')[0], '')}{why}"
@@ -423,8 +423,8 @@ class PeerDetector:
         for device in away:
             if not contacts[device].silent:
                 contacts[device].silent = True
-                others = f"{heard} of {len(quiet)} devices were"
-                text = f"{device}: nothing was heard for {quiet[device]:.0f} s, while {others}"
+                others = f"{heard} of {len(quiet)} devices are sending"
+                text = f"{device}: has sent nothing for {quiet[device]:.0f} s, while {others}"
                 yield from self._is_on(PeerAlarm("silent-device", device, "", "", at_s, text, 2.0, 1.0))
 
     # -- versions --------------------------------------------------------------------------
@@ -464,7 +464,7 @@ class PeerDetector:
         took = _difference(*levels)
         failed = _difference(*({name: cell.fail_share for name, cell in known.items()} for known in cells))
         slower = f"{new[0]} takes {math.exp(took[0]) - 1:.0%} longer than {old[0]}, {devices}"
-        worse = f"{failed[0]:.1%} more of the requests of {new[0]} fail than of {old[0]}, {devices}"
+        worse = f"{failed[0]:.1%} more of {new[0]}'s requests fail than of {old[0]}'s, {devices}"
         for kind, (more, chance), matters, text, ratio in (
             ("slow-version", took, VERSION_MATTERS, slower, math.exp(took[0])),
             ("failing-version", failed, VERSION_FAILS, worse, failed[0]),

@@ -122,7 +122,7 @@ class StreamReader:
         taken = StoreError(
             f"another consumer named {self._name!r} has taken over",
             where=self._where,
-            hint="give each that runs at the same time a name of its own",
+            hint="give each running consumer a name of its own",
         )
         with self._errors(), self._redis.pipeline() as pipe:
             try:

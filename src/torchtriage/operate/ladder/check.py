@@ -41,7 +41,7 @@ def answers_agree(
         if agree >= least:
             return ""
         return (
-            f"{format_share(agree)} of {len(inputs)} answers agree, {format_share(least)} wanted; first: {reasons[0]}"
+            f"{format_share(agree)} of {len(inputs)} answers agree, {format_share(least)} required; first: {reasons[0]}"
         )
 
     return check
@@ -50,4 +50,4 @@ def answers_agree(
 def _unlike(said: Agreement | bool) -> str:
     if isinstance(said, Agreement):
         return said.reason
-    return "" if said else "not the same to `compare`"
+    return "" if said else "different according to `compare`"

@@ -103,7 +103,7 @@ class Ladder:
                 raise UsageError(
                     f"expected a function that answers, found {call!r}",
                     where=f"{name}, mode {mode.name}",
-                    hint="an async one is called by its own event loop: Mode(..., a function that waits for it)",
+                    hint="pass a plain function that waits for the async one",
                 )
         self.name = name
         self.modes = tuple(modes)
@@ -277,7 +277,7 @@ class Ladder:
             try:
                 said: object = rung.mode.check()
                 if not isinstance(said, str | None):  # a bool may mean either: the mode stays out
-                    raise TypeError(f"expected text, why it may not be used, or nothing, found {said!r}")
+                    raise TypeError(f"expected text (why it may not be used) or nothing, found {said!r}")
                 rung.why_not = said or ""
             except Exception as error:
                 rung.why_not = f"{type(error).__name__}: {error}"
@@ -338,7 +338,7 @@ class Ladder:
                 self.look()
             except Exception as error:
                 # whatever it was, the watch must go on
-                self._once("failed", self._mode, f"the look: {type(error).__name__}: {error}")
+                self._once("failed", self._mode, f"polling: {type(error).__name__}: {error}")
             self._wake.wait(every_s)
             self._wake.clear()
 
@@ -418,7 +418,7 @@ class Ladder:
             return alarm if isinstance(alarm, str) else str(alarm)
         except Exception as error:
             # someone else's code: deadlines are watched without it
-            self._once("failed", self._mode, f"the alarm: {type(error).__name__}: {error}")
+            self._once("failed", self._mode, f"the alarm function: {type(error).__name__}: {error}")
             return ""
 
     def _above(self) -> int:
@@ -448,7 +448,7 @@ class Ladder:
 
     def _go(self, level: int | None, why: str) -> None:
         if level is None:
-            self._once("refused", self._mode, f"{why}; no mode below may be used")
+            self._once("refused", self._mode, f"{why}; no lower mode may be used")
             return
         shared, policy = self._shared, self.policy
         rises = level < shared.level

@@ -58,7 +58,7 @@ class Policy:
         if not 0 <= self.leave < self.enter <= 1:
             raise UsageError(
                 f"expected 0 <= leave < enter <= 1, found {self.leave} and {self.enter}",
-                hint="the gap between them keeps it from swinging",
+                hint="the gap between them keeps the ladder from flapping",
             )
         growing = all(a < b for a, b in zip((0.0, *self.ramp), self.ramp, strict=False))
         if not self.ramp or not growing or self.ramp[-1] != 1:
@@ -106,7 +106,7 @@ def decide(policy: Policy, view: LadderState) -> LadderDecision:
     if not view.share:
         if view.well_s < view.wait_s:
             return LadderDecision("stay")
-        return LadderDecision("probe", "all was well for long enough", policy.ramp[0])
+        return LadderDecision("probe", "healthy for long enough", policy.ramp[0])
     n, late = view.n_probes, view.n_probes_late
     text = f"{format_share(late / n)} of {n} trial calls were late or failed" if n else ""
     if late > policy.enter * max(n, policy.probe_calls) or (n >= N_NEWEST and late > policy.leave * n):

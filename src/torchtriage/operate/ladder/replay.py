@@ -85,7 +85,7 @@ def read_modes(text: str) -> tuple[AssumedMode, ...]:
         if not name or not 0 < share < math.inf:
             raise UsageError(
                 f"expected modes such as full,bf16=0.6,lite=0.2, found {part.strip()!r}",
-                hint="the number is what the mode takes, as a share of what the first one takes",
+                hint="the number is the mode's time as a share of the first mode's",
             )
         modes.append(AssumedMode(name, share))
     if len(modes) < 2 or len({mode.name for mode in modes}) < len(modes):

@@ -105,12 +105,12 @@ class LocalStore:
                 if since_s < 0:
                     self._switched_s[ladder] = now_s  # the clock went back
                 if since_s < dwell_s:
-                    return Switched(current, f"the last switch is not {dwell_s:g} s ago")
+                    return Switched(current, f"the last switch was less than {dwell_s:g} s ago")
                 others = sum(
                     state.level > 0 for name, state in self._states.items() if name != ladder and not name.endswith(DRY)
                 )
                 if budget is not None and after.level > 0 and others + 1 > budget:
-                    return Switched(current, f"{others} other ladders are down, {budget} may be")
+                    return Switched(current, f"{others} other ladders are below their first mode, {budget} may be")
             self._states[ladder] = replace(after, epoch=current.epoch + 1)
             self._moved_s[ladder] = now_s
             if after.level != current.level:
@@ -138,10 +138,10 @@ if ARGV[5] == '0' and tonumber(ARGV[4]) ~= level then
     state.switched_ms = now
     stored = cjson.encode(state)
     redis.call('SET', KEYS[1], stored)
-    return {stored, 'the clock of Redis went back'}
+    return {stored, 'the clock of Redis was set back'}
   end
   if switched and now - switched < tonumber(ARGV[6]) then
-    return {stored, 'the last switch is not ' .. tonumber(ARGV[6]) / 1000 .. ' s ago'}
+    return {stored, 'the last switch was less than ' .. tonumber(ARGV[6]) / 1000 .. ' s ago'}
   end
   local budget = tonumber(ARGV[7])
   if budget >= 0 and tonumber(ARGV[4]) > 0 then
@@ -152,7 +152,7 @@ if ARGV[5] == '0' and tonumber(ARGV[4]) ~= level then
       if counts and tonumber(levels[i + 1]) > 0 then others = others + 1 end
     end
     if others + 1 > budget then
-      return {stored or '', others .. ' other ladders are down, ' .. budget .. ' may be'}
+      return {stored or '', others .. ' other ladders are below their first mode, ' .. budget .. ' may be'}
     end
   end
 end

@@ -78,7 +78,7 @@ class LivePage:
     ) -> None:
         check_host(host, token, "LivePage")
         if buttons and not is_loopback(host):
-            raise UsageError(f"expected no buttons where other machines reach them, found {host}")
+            raise UsageError(f"expected no buttons that other machines can reach, found {host}")
         self.port = port
         self._host = host
         self._token = token
@@ -294,7 +294,7 @@ class LivePage:
         key = client.headers.get("X-Torchtriage-Key", "").encode()
         name = unquote(urlsplit(client.path).path.removeprefix("/press/"))
         if not hmac.compare_digest(key, self._key.encode()):
-            self._refuse(client, 403, "buttons are pressed on the page")
+            self._refuse(client, 403, "buttons work only from the page")
         elif name not in self._buttons:
             self._refuse(client, 404, "there is no such button")
         else:
@@ -308,7 +308,7 @@ class LivePage:
     def _stream(self, client: Handler) -> None:
         if not self._room.acquire(blocking=False):
             client.server.refuse("full")
-            self._refuse(client, 503, f"{MAX_LISTENERS} listen already", {"Retry-After": "5"})
+            self._refuse(client, 503, f"{MAX_LISTENERS} pages listen already", {"Retry-After": "5"})
             return
         client.stay()
         with self._lock:

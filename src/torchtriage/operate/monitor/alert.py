@@ -34,7 +34,7 @@ class AlertCode:
 
 Looks like: {self.looks}
 Slow because: {self.slow}
-Cost: ``excess_s`` in the evidence, what the requests took beyond what was expected of them.
+Cost: ``excess_s`` in the evidence, the time the requests took beyond the expected.
 Fix: {self.fix.text}
 Leave it when: {self.leave}
 Source: requests observed while the service runs; see ``docs/detection-measured.md`` for how often
@@ -48,10 +48,10 @@ _CODES = (
         "LIV001",
         "version-change",
         "A new version behaves differently",
-        Fix("Compare the versions with torchtriage compare or an experiment; roll back meanwhile."),
+        Fix("Compare the versions with torchtriage compare or an experiment; roll back in the meantime."),
         looks="an alarm within the first 2,000 requests of a version, compared with the version"
-        " before, that nothing measured explains; its first 100 requests are skipped.",
-        slow="the new code or weights do more, or fail.",
+        " before, that no measurement explains; its first 100 requests are skipped.",
+        slow="the new code or weights do more work, or fail.",
         leave="the change was intended: Detection.accept(model) makes it the new normal.",
     ),
     AlertCode(
@@ -60,21 +60,21 @@ _CODES = (
         "input-mix",
         "Request sizes differ from before",
         Fix("Look at who sends what; plan buckets and capacity for the new sizes."),
-        looks="requests of sizes that fewer than one in fifty had explain half of the excess, or"
-        " most requests are far outside of the sizes known.",
-        slow="larger inputs are more work, and new ones may be compiled for.",
-        leave="the change of traffic is known.",
+        looks="requests of sizes that fewer than one in fifty had before explain half of the excess,"
+        " or most requests are far outside the known sizes.",
+        slow="larger inputs are more work, and new sizes may trigger compilation.",
+        leave="the change in traffic is expected.",
     ),
     AlertCode(
         "host contention",
         "LIV003",
         "host-contention",
         "Threads wait for busy CPU cores",
-        Fix("Give the service processors of its own, or move what runs beside it.", "taskset -c 0-7 python serve.py"),
-        looks="what the process' threads waited in the queue for a processor, beyond the"
-        " usual, or time that a hypervisor took, explains half of the excess.",
-        slow="a thread that waits does nothing.",
-        leave="the other processes are short and known.",
+        Fix("Give the service CPU cores of its own, or move the other processes.", "taskset -c 0-7 python serve.py"),
+        looks="the time that threads waited for a CPU core, beyond the usual, or time that a"
+        " hypervisor took, explains half of the excess.",
+        slow="a waiting thread does nothing.",
+        leave="the other processes are known and short-lived.",
     ),
     AlertCode(
         "GC",
@@ -82,13 +82,13 @@ _CODES = (
         "gc-pauses",
         "Garbage collection delays requests",
         Fix(
-            "Freeze what stays, collect less often or between requests; find what makes cycles.",
+            "Freeze long-lived objects, collect less often or between requests; find what creates cycles.",
             "gc.collect(); gc.freeze(); gc.set_threshold(50_000, 50, 50)",
         ),
-        looks="pauses of Python's collector, seen through gc.callbacks, add a tenth to requests"
-        " and three times the usual. A single pause is no alarm: its time is subtracted.",
+        looks="pauses of Python's collector, seen through gc.callbacks, add a tenth to requests and"
+        " three times the usual. A single pause raises no alarm: its time is subtracted.",
         slow="a collection of the oldest generation walks over all objects, with the interpreter's lock held.",
-        leave="they come between requests only.",
+        leave="they occur only between requests.",
     ),
     AlertCode(
         "recompile",
@@ -96,10 +96,10 @@ _CODES = (
         "compiling-under-load",
         "torch.compile compiles while requests wait",
         Fix(
-            "Compile the shapes that come before the service is ready, or let few come:"
-            " tt.BucketedModule; torchtriage compile names the guard that failed."
+            "Compile the expected shapes before the service is ready, or reduce their number"
+            " (tt.BucketedModule); torchtriage compile names the guard that failed."
         ),
-        looks="torch.compile began to compile while the requests ran that explain half of the excess.",
+        looks="torch.compile started to compile during the requests that explain half of the excess.",
         slow="compiling takes seconds, and the request waits for it.",
         leave="it was the first call after a deployment.",
     ),
@@ -108,19 +108,19 @@ _CODES = (
         "LIV006",
         "failing-requests",
         "Requests fail",
-        Fix("The kinds of errors and their number are in the evidence; look into the service's log at that time."),
-        looks="failures so many that their usual share makes them a chance of one in 8,000, whatever that share"
-        " is: two of 20 requests where none failed before, 22 in a row where half did.",
+        Fix("The kinds of errors and their number are in the evidence; check the service's log at that time."),
+        looks="so many failures that, given their usual share, the probability is one in 8,000, whatever that share"
+        " is: two of 20 requests if none failed before, 22 in a row if half did.",
         slow="it is not slow; it is wrong.",
-        leave="callers ask for what cannot be answered.",
+        leave="callers send requests that cannot be answered.",
     ),
     AlertCode(
         "NaN",
         "LIV009",
         "nan-answers",
-        "Requests answer NaN",
-        Fix("Look at what changed in inputs, weights or precision; answer by the version before meanwhile."),
-        looks="answers with NaN so many that their usual share makes them a chance of one in 8,000.",
+        "Requests return NaN",
+        Fix("Check what changed in inputs, weights or precision; serve the previous version in the meantime."),
+        looks="so many answers with NaN that, given their usual share, the probability is one in 8,000.",
         slow="it is not slow; it is wrong, and looks like an answer.",
         leave="NaN stands for no answer in this service.",
     ),
@@ -128,11 +128,11 @@ _CODES = (
         "stale metric",
         "LIV007",
         "stale-metric",
-        "The same value again and again",
-        Fix("Look at what produces the value: a reader that hangs, a cache, a stopped clock."),
-        looks="a value that repeats so often that chance would do it once in 10⁹, or readings that stop.",
+        "The same value keeps repeating",
+        Fix("Check what produces the value: a hung reader, a cache, a stopped clock."),
+        looks="a value repeats so often that the probability by chance is one in 10⁹, or readings stop.",
         slow="it is not slow; its state is no longer known.",
-        leave="the value is constant by its nature.",
+        leave="the value is naturally constant.",
     ),
     AlertCode(
         "unknown",
@@ -142,7 +142,7 @@ _CODES = (
         Fix("Capture it: Detection(capture=tt.sample(...)) records such requests and says why."),
         looks="none of the causes explains half of the excess, and no version is new.",
         slow="something not measured: the network, the disk, a lock, the device.",
-        leave="the excess is of no concern.",
+        leave="the excess does not matter.",
     ),
     AlertCode(
         "one device",
@@ -150,9 +150,9 @@ _CODES = (
         "one-device",
         "One device of a fleet behaves unlike its peers",
         Fix("Take it out of service, and compare a recording of it with one of a peer: torchtriage compare."),
-        looks="requests on it take longer than before and than on the other devices, by the same sizes; or they fail"
-        " where others' do not; or nothing is heard of it. What all devices have in common is no such alarm.",
-        slow="something of this device alone: heat, a neighbour on the host, a disk, a network, a part that ages.",
+        looks="requests on it take longer than before and than requests of the same sizes on the other devices; or they"
+        " fail while others' do not; or it sends nothing. What all devices have in common raises no such alarm.",
+        slow="something specific to this device: heat, a neighbour on the host, a disk, a network, an aging part.",
         leave="it is known to differ, or is being serviced.",
     ),
 )

@@ -353,7 +353,7 @@ class Detection:
             message, largest = alarm.message, self._largest.get(key, alarm.size)
             if largest > alarm.size:  # it was on several times, with little between
                 span = format_span_s(at_s - told.since_s)
-                message = f"{alarm.kind} over, on and off for {span}, {largest:.3g} at most"
+                message = f"{alarm.kind} over, on and off for {span}, peak {largest:.3g}"
             self._over_since(told, message, at_s, size=max(largest, alarm.size))
             self._largest[key] = max(largest, alarm.size)
 
@@ -385,7 +385,7 @@ class Detection:
                     quiet_s = now_s - self._heard_s.get((told.model, told.version), now_s)
                     if quiet_s >= idle_s:
                         since = "reading" if told.model in self._metrics else "request"
-                        text = f"{told.kind} taken as over: no {since} for {format_span_s(quiet_s)}"
+                        text = f"{told.kind} assumed to be over: no {since} for {format_span_s(quiet_s)}"
                         self._over_since(told, text, at_s - self._repeat_s)
             self._tell_ends(at_s)
 

@@ -65,7 +65,7 @@ DASHBOARD: dict[str, tuple[Panel, ...]] = {
         Panel("Answered", "reqps", {"": _rate("inference_duration_seconds_count")}, "stat"),
         Panel("In flight", "short", {"": "sum(@inference_in_flight)"}, "stat"),
         Panel("p99", "s", {"": _quantile(0.99, "inference_duration_seconds")}, "stat"),
-        Panel("Processes began", "dateTimeFromNow", {"{{instance}}": "@monitor_start_time_seconds * 1000"}, "stat"),
+        Panel("Process starts", "dateTimeFromNow", {"{{instance}}": "@monitor_start_time_seconds * 1000"}, "stat"),
     ),
     "Traffic": (
         Panel("Requests answered", "reqps", {MODEL: ANSWERS}),
@@ -92,7 +92,7 @@ DASHBOARD: dict[str, tuple[Panel, ...]] = {
         Panel("GPU temperature", "celsius", {OF_GPU: "max by (instance, device) (@device_temperature_celsius)"}),
         Panel("Uncorrected ECC errors", "short", {OF_GPU: _more("device_ecc_errors_total", "instance", "device")}),
         Panel("Memory of the processes", "bytes", {"{{instance}}": "sum by (instance) (@process_resident_bytes)"}),
-        Panel("Processors in use", "short", {"{{instance}}": _rate("process_cpu_seconds_total", "instance")}),
+        Panel("CPU cores in use", "short", {"{{instance}}": _rate("process_cpu_seconds_total", "instance")}),
     ),
     "torch.compile": (
         Panel("Recompilations", "short", {"{{instance}}": _more("compile_recompiles_total", "instance")}),
@@ -122,14 +122,14 @@ DASHBOARD: dict[str, tuple[Panel, ...]] = {
     ),
     "Fleet": (
         Panel(
-            "Slow devices, times usual", "short", {DEVICE: "max by (device, model, version) (@fleet_slowness_ratio)"}
+            "Slow devices, ratio to usual", "short", {DEVICE: "max by (device, model, version) (@fleet_slowness_ratio)"}
         ),
         Panel("Mean time by device", "s", {DEVICE: FLEET_MEAN}),
         Panel("Share of a device's requests that fail", "percentunit", {DEVICE: FLEET_FAILED}),
         Panel("Alarms of the fleet", "short", {"{{kind}}": _more("fleet_alarms_total", "kind")}),
         Panel("The fleet's records", "reqps", {"{{outcome}}": _rate("fleet_records_total", "outcome")}),
         Panel(
-            "Behind the stream",
+            "Stream lag",
             "short",
             {
                 "seconds {{instance}}": "max by (instance) (@fleet_lag_seconds)",
@@ -144,7 +144,7 @@ DASHBOARD: dict[str, tuple[Panel, ...]] = {
             "percentunit",
             {"rank {{rank}} {{phase}}": "max by (rank, phase) (@straggler_late_ratio)"},
         ),
-        Panel("Ranks that began to be late", "short", {"rank {{rank}}": _more("straggler_late_total", "rank")}),
+        Panel("Ranks that became late", "short", {"rank {{rank}}": _more("straggler_late_total", "rank")}),
         Panel("Windows compared", "short", {"{{instance}}": _more("straggler_windows_total", "instance")}),
     ),
     "The monitor itself": (

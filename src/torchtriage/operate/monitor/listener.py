@@ -53,7 +53,7 @@ def check_host(host: str, token: str, what: str) -> None:
     """Refuse a host beyond this machine without a token (``UsageError``); ``what`` : the class that was called."""
     if not token and not is_loopback(host):
         raise UsageError(
-            f"expected a token for a listener that other machines reach, found none for {host}",
+            f"expected a token for a listener that other machines can reach, found none for {host}",
             hint=f'{what}(host=..., token=os.environ["..."]), or leave host out',
         )
 
@@ -361,17 +361,17 @@ class Handler(BaseHTTPRequestHandler):
                 host = ""
             if is_loopback(host):
                 return True
-            return self._refuse("host", 403, "without a token this answers to localhost and 127.0.0.1 alone")
+            return self._refuse("host", 403, "without a token this answers only to localhost and 127.0.0.1")
         if not server.guesses.allowed(self._network):
             wait = {"Retry-After": f"{GUESS_S:.0f}"}
-            return self._refuse("guesses", 429, "too many wrong tokens came from there", wait)
+            return self._refuse("guesses", 429, "too many wrong tokens from this address", wait)
         if self._has(server.token.encode()):
             return True
         if self.headers.get("Authorization"):
             server.guesses.count(self._network)
         # a browser then asks its user: any name, and the token as the password
         challenge = {"WWW-Authenticate": 'Basic realm="torchtriage", charset="UTF-8"'}
-        return self._refuse("token", 401, "a token is needed", challenge)
+        return self._refuse("token", 401, "a token is required", challenge)
 
     def _refuse(self, reason: str, status: int, why: str, headers: dict[str, str] | None = None) -> bool:
         self.server.refuse(reason)

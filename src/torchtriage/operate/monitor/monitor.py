@@ -305,7 +305,7 @@ class Monitor(AbstractContextManager["Monitor"]):
             self._lock.release()
             self.drain()
         else:
-            _logger.warning("the monitor's thread was held up: requests that finished last were not handed on")
+            _logger.warning("the monitor's thread was blocked: the last finished requests were not sent on")
         # outlets send at the same time; those without accounts come last, for they tell of the others
         sinks = sorted(self.sinks, key=lambda sink: not hasattr(sink, "accounts"))
         for sink in sinks:

@@ -78,34 +78,34 @@ ALERTS = (
         "2m",
         "critical",
         f"{OF_INSTANCE} cannot be scraped",
-        "It was scraped in the hour before and does not answer now: look whether the process"
-        " runs, and whether its port or token changed.",
+        "It was scraped within the last hour and does not answer now: check whether the process"
+        " runs, and whether its port or token has changed.",
     ),
     AlertRule(
         "TorchtriageStuck",
         f"sum by ({BY}) (@inference_in_flight) > 0 and {REQUESTS} == 0",
         "5m",
         "critical",
-        f"{OF_MODEL}: requests have begun and none ends",
-        "{{ $value }} requests are under way and none has ended for ten minutes: a deadlock, a hung"
-        " device or a hung collective. Take the stacks of the process (py-spy dump) before it is"
-        " restarted.",
+        f"{OF_MODEL}: requests start and none finish",
+        "{{ $value }} requests are in progress and none has finished for ten minutes: a deadlock, a hung"
+        " device or a hung collective. Dump the process's stacks (py-spy dump) before you"
+        " restart it.",
     ),
     AlertRule(
         "TorchtriageNaN",
         _counted("@inference_nan_outputs_total"),
         "0m",
         "critical",
-        f"{OF_MODEL} answers NaN",
-        "{{ $value | humanize }} answers held NaN in ten minutes: go back to the version before,"
-        " then look for inputs out of range and for reduced precision.",
+        f"{OF_MODEL} returns NaN",
+        "{{ $value | humanize }} answers contained NaN in ten minutes: roll back to the previous"
+        " version, then look for out-of-range inputs and reduced precision.",
     ),
     AlertRule(
         "TorchtriageOutOfMemory",
         _counted(OUT_OF_MEMORY),
         "0m",
         "critical",
-        f"{OF_MODEL}: requests fail for want of device memory",
+        f"{OF_MODEL}: requests run out of device memory",
         "Bound the batch and the input size; torchtriage memory SNAPSHOT says what holds the memory"
         " and whether it is fragmented (docs/memory.md).",
     ),
@@ -114,7 +114,7 @@ ALERTS = (
         f"{LATENCY}:p90_5m > 2 * avg_over_time({LATENCY}:p90_5m[6h] offset 30m) and {REQUESTS} > 0.2",
         "10m",
         "warning",
-        f"{OF_MODEL} takes twice as long as in the hours before",
+        f"{OF_MODEL} takes twice as long as in the previous hours",
         "p90 is {{ $value | humanizeDuration }}. Compare the dashboard's rows of devices,"
         " compilation and input sizes; a recording of both states and torchtriage compare name the"
         " cause (docs/compare.md).",
@@ -124,9 +124,9 @@ ALERTS = (
         f"{QUEUE} > {LATENCY}:p90_5m",
         "10m",
         "warning",
-        f"{OF_MODEL}: requests wait longer than they are worked on",
+        f"{OF_MODEL}: requests wait in the queue longer than they run",
         "p90 of the wait is {{ $value | humanizeDuration }}: add replicas, batch more, or let a"
-        " ladder answer by a lighter mode (docs/degrade.md).",
+        " ladder switch to a cheaper mode (docs/degrade.md).",
     ),
     AlertRule(
         "TorchtriageDeviceMemory",
@@ -142,17 +142,17 @@ ALERTS = (
         f"increase(@compile_recompiles_total[10m]) > 0 and on (job, instance) {WARM}",
         "0m",
         "warning",
-        f"{OF_INSTANCE} compiles again after warm-up",
+        f"{OF_INSTANCE} recompiles after warm-up",
         "{{ $value | humanize }} recompilations in ten minutes, each of which stalls a request for"
-        " seconds: torchtriage compile names the guard and the line (docs/compile.md); few planned"
-        " input sizes avoid most (docs/bucketing.md).",
+        " seconds: torchtriage compile names the guard and the line (docs/compile.md); a few"
+        " planned input sizes avoid most of them (docs/bucketing.md).",
     ),
     AlertRule(
         "TorchtriageGraphBreaks",
         f"increase(@compile_graph_breaks_total[10m]) > 0 and on (job, instance) {WARM}",
         "0m",
         "warning",
-        f"{OF_INSTANCE} meets graph breaks after warm-up",
+        f"{OF_INSTANCE} hits graph breaks after warm-up",
         "{{ $value | humanize }} graph breaks in ten minutes: torchtriage compile names their lines"
         " and fixes (docs/compile.md).",
     ),
@@ -163,15 +163,15 @@ ALERTS = (
         "warning",
         f"{OF_MODEL}: {{{{ $labels.kind }}}}",
         "The detectors in the service raised {{ $value | humanize }} alarms of this kind in ten"
-        " minutes; what they observed is in its log and channels (docs/detection.md).",
+        " minutes; the details are in its log and channels (docs/detection.md).",
     ),
     AlertRule(
         "TorchtriageDegraded",
         "max by (job, instance, ladder) (@ladder_level) > 0",
         "15m",
         "warning",
-        f"{OF_INSTANCE}: {{{{ $labels.ladder }}}} answers by a lighter mode",
-        "It stands at level {{ $value }} and has not come back: its log says why it went down (docs/degrade.md).",
+        f"{OF_INSTANCE}: {{{{ $labels.ladder }}}} is in a cheaper mode",
+        "It is at level {{ $value }} and has not recovered: its log says why it stepped down (docs/degrade.md).",
     ),
     AlertRule(
         "TorchtriageRolledBack",
@@ -179,7 +179,7 @@ ALERTS = (
         " and max by (job, rollout) (max_over_time(@rollout_candidate_ratio[1h])) > 0",
         "0m",
         "warning",
-        "{{ $labels.rollout }}: nothing goes to the candidate any more",
+        "{{ $labels.rollout }}: the candidate gets no more requests",
         "It was rolled back, or its store cannot be read: torchtriage rollout status says which and"
         " why (docs/rollout.md).",
     ),
@@ -192,8 +192,8 @@ ALERTS = (
         "0m",
         "warning",
         f"{OF_INSTANCE} loses records{{{{ with $labels.outlet }}}} of {{{{ . }}}}{{{{ end }}}}",
-        "{{ $value | humanize }} records or alerts in ten minutes. No request is harmed; the"
-        " numbers are incomplete. The outlet's last_error says why.",
+        "{{ $value | humanize }} records or alerts in ten minutes. No request is affected, but"
+        " the numbers are incomplete. The outlet's last_error says why.",
     ),
     AlertRule(
         "TorchtriageOutletStuck",
@@ -203,8 +203,8 @@ ALERTS = (
         "5m",
         "warning",
         f"{OF_INSTANCE}: {{{{ $labels.outlet }}}} sends nothing",
-        "{{ $value }} records wait: its server or disk is away. The oldest are dropped once there"
-        " is no room. The outlet's last_error says why.",
+        "{{ $value }} records wait: its server or disk is unavailable. The oldest are dropped when"
+        " there is no room left. The outlet's last_error says why.",
     ),
     AlertRule(
         "TorchtriageFleetAnomaly",
@@ -221,7 +221,7 @@ ALERTS = (
         "2m",
         "warning",
         f"{OF_INSTANCE} is {{{{ $value | humanizeDuration }}}} behind the fleet's stream",
-        "What the stream trims before it is read is lost: give the consumer a processor, the stream more entries,"
+        "What the stream trims before it is read is lost: give the consumer a CPU core, the stream more entries,"
         " or split the fleet over several streams.",
     ),
     AlertRule(
@@ -229,7 +229,7 @@ ALERTS = (
         'sum by (job, instance) (increase(@fleet_records_total{outcome="lost"}[10m])) > 0',
         "0m",
         "warning",
-        f"{OF_INSTANCE} misses records of the fleet",
+        f"{OF_INSTANCE} is missing records of the fleet",
         "{{ $value | humanize }} records in ten minutes were dropped by their devices, or trimmed before they were"
         " read: raise max_entries and max_pending of RedisStream.",
     ),
@@ -265,7 +265,7 @@ def alerts(
             "critical",
             f"{OF_MODEL} fails {{{{ $value | humanizePercentage }}}} of its requests",
             f"More than {errors:.15g} of the requests failed, for ten minutes: the dashboard's row"
-            " of errors shows which kinds. A rollout under way is the first suspect"
+            " of errors shows which kinds. A rollout in progress is the first suspect"
             " (torchtriage rollout status).",
         )
     ]
@@ -305,9 +305,9 @@ def _burning(slo: Objective) -> Iterator[AlertRule]:
             rate.query,
             "2m",
             rate.severity,
-            f"{{{{ $labels.model }}}} spends the budget of {slo.text}",
-            "{{ $value | humanizePercentage }} of its requests failed or came late: at this rate it spends"
-            f" {rate.means} of what may fail in {slo.days} days.",
+            f"{{{{ $labels.model }}}} burns the error budget of {slo.text}",
+            "{{ $value | humanizePercentage }} of its requests failed or were late: at this rate it burns"
+            f" {rate.means} of the error budget for {slo.days} days.",
             (("slo", slo.text),),
         )
 
@@ -321,7 +321,7 @@ def _too_slow(latency: Mapping[str, float]) -> str:
             raise UsageError(
                 f"expected fewer seconds than the histogram's last bound, {BOUNDS_S[-1]:g}, found {seconds:g}",
                 where="--latency",
-                hint="no quantile is told beyond it, so that the alert would never fire",
+                hint="no quantile is reported above it, so the alert would never fire",
             )
         others = [f"model!={json.dumps(name)}" for name in latency if name]
         matchers = f"model={json.dumps(model)}" if model else ",".join(others)

@@ -87,7 +87,7 @@ class VersionDetector:
             alarm = Alarm("gc", self._n, end_ns * 1e-9, collecting / LEAST, text, "GC", collecting)
             self._collecting = max(self._collecting, collecting)
         elif self._collecting and not self._collector.on:
-            text = f"gc over, {self._collecting:.0%} at most"
+            text = f"gc over, peak {self._collecting:.0%}"
             self._ended.append(Alarm("gc", self._n, end_ns * 1e-9, 0.0, text, "GC", self._collecting))
             self._collecting = 0.0
         return alarm

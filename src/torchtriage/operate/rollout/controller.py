@@ -469,7 +469,7 @@ class _StageData:
         text = broken(self._plan.candidate, self.split.share, (newest[0].units, newest[1].units))
         if now_s - self._right_s >= LAG_S:
             return replace(evidence, worse=(*evidence.worse, text))
-        return replace(evidence, missing=(*evidence.missing, f"{text}, as far as answers have come"))
+        return replace(evidence, missing=(*evidence.missing, f"{text}, in the answers received so far"))
 
 
 def _too_few(name: str, lost: int, n: int, arm: str) -> str:

@@ -23,7 +23,7 @@ class Router:
 
     ``store`` : opens the store; called in the thread that reads, again after a fork or a failure.
     ``every_s`` : how often the store is read, in a thread of its own: a rollback is known so soon.
-    ``stale_s`` : when the store could not be read for so long, nothing goes to the candidate any more, unless
+    ``stale_s`` : when the store could not be read for so long, the candidate gets no more requests, unless
     the rollout was done.
     """
 

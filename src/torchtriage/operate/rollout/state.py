@@ -170,9 +170,9 @@ def advance(state: RolloutState, evidence: StageEvidence | None, elapsed_s: floa
     if evidence.worse:
         return roll_back(seen, "; ".join(evidence.worse))
     if evidence.epoch != state.epoch:
-        return replace(seen, waiting="the evidence is of another stage")
+        return replace(seen, waiting="the evidence is from another step")
     if evidence.number <= state.last_number:
-        return replace(seen, waiting=_stale(state.plan, evidence) or "nothing new since the last look")
+        return replace(seen, waiting=_stale(state.plan, evidence) or "nothing new since the last poll")
     seen = replace(seen, last_number=evidence.number)
     held = _held(seen, evidence)
     return replace(seen, waiting=held) if held else climb(seen)
@@ -200,7 +200,7 @@ def _held(state: RolloutState, evidence: StageEvidence) -> str:
     # why the stage is not left yet; empty where it is
     plan = state.plan
     if not all(0 <= n < math.inf for n in (evidence.n_control, evidence.n_candidate)):
-        return "the numbers of requests are no numbers"
+        return "the request counts are not numbers"
     if stale := _stale(plan, evidence):
         return stale
     if evidence.missing:

@@ -151,7 +151,7 @@ class RolloutStore(AbstractContextManager["RolloutStore"]):
         with self._database.transaction() as execute:
             stored = self.read(name)
             if stored.state.status == "running":
-                raise UsageError("expected a rollout that ended, found it running", where=name)
+                raise UsageError("expected a rollout that has ended, found it running", where=name)
             return self._restart(execute, stored, stored.state.plan, actor, at_s, reason)
 
     def _restart(
@@ -332,7 +332,7 @@ def open_rollouts(where: str | Path | None = None, *, create: bool = True) -> Ro
     ``postgres``.
     """
     place = str(where or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE)
-    hint = "--store or TORCHTRIAGE_ROLLOUTS names another place"
+    hint = "--store or TORCHTRIAGE_ROLLOUTS sets another place"
     in_postgres = place.startswith(("postgresql://", "postgres://"))
     shown = without_password(place) if in_postgres else place
     absent = None if create else StoreError("no rollouts are stored here yet", where=shown, hint=hint)

@@ -74,12 +74,12 @@ def _notes(state: RolloutState, watched: bool, recorded: Sequence[str]) -> list[
     notes = []
     if not watched:
         message = (
-            f"nobody has looked for {LEASE_S:g} s: nothing is promoted, and a process that does"
-            " not look sends nothing to the candidate"
+            f"no process has polled for {LEASE_S:g} s: nothing is promoted, and a process that does"
+            " not poll sends nothing to the candidate"
         )
         notes.append(Note("unwatched", "warn", message, "Rollout(plan).run() in the service"))
     if state.share == 1:
-        message = "no requests go to the control any more: only alarms can roll this step back"
+        message = "the control gets no more requests: only alarms can roll this step back"
         notes.append(Note("alone", "info", message))
     with undamaged(state.plan.name, "what a process recorded"):
         found = [experiment for text in recorded if (experiment := msgspec.json.decode(text)["experiment"])]

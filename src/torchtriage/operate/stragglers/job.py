@@ -29,7 +29,7 @@ class Lost:
 
     def __str__(self) -> str:
         """Return the line for the log."""
-        return f"rank {self.rank} is not heard of since step {self.step}"
+        return f"rank {self.rank} has not been heard from since step {self.step}"
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,10 @@ class Hung:
     def __str__(self) -> str:
         """Return the line for the log."""
         places = [str(lost) for lost in self.lost] + [
-            f"rank {rank} is in {phase} for {format_ns(since_s * 1e9)}" for rank, (phase, since_s) in self.at.items()
+            f"rank {rank} has been in {phase} for {format_ns(since_s * 1e9)}"
+            for rank, (phase, since_s) in self.at.items()
         ]
-        named = ", ".join(places[:MOST_NAMED]) or "no rank is known not to wait"
+        named = ", ".join(places[:MOST_NAMED]) or "no rank is known to be working"
         more = f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
         return f"no step for {format_ns(self.for_s * 1e9)} since step {self.step}: {named}{more}"
 

@@ -71,16 +71,16 @@ class Late:
     def __str__(self) -> str:
         """Return the line for the log."""
         if self.kind == "ended":
-            return f"rank {self.rank} is no longer late since step {self.until}"
+            return f"rank {self.rank} is no longer late as of step {self.until}"
         if self.kind == "absent":
-            return f"rank {self.rank} is not compared any more since step {self.until}"
+            return f"rank {self.rank} is no longer compared as of step {self.until}"
         often = "" if self.every_step else " on average"
         *others, last = self.phases
         where = ", ".join(others) + " and " * bool(others) + last + " (device)" * (self.side == "device")
         again = "now " * (self.kind == "changed")
         return (
             f"rank {self.rank} is {again}late by {format_ms(self.late_ms)} of {format_ms(self.step_ms)} a step{often}"
-            f" since step {self.since}: {where}"
+            f" from step {self.since} on: {where}"
         )
 
 

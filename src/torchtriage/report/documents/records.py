@@ -55,7 +55,7 @@ def _groups(what: str, groups: Sequence[LatencyGroup], limit: int) -> b.Table:
         )
         for group in groups
     ]
-    columns = (f"by {what}", *COLUMNS, *(("beside the others",) if compared else ()))
+    columns = (f"by {what}", *COLUMNS, *(("vs the others",) if compared else ()))
     return b.Table(columns, rows, limit=limit, drop=(2, 4))
 
 
@@ -72,7 +72,7 @@ def _slowest(slowest: Sequence[SlowRecord]) -> b.Table:
         )
         for record in slowest
     ]
-    columns = ("slowest, to their size's median", "took", "size", "version", "device", "when, UTC", "fields")
+    columns = ("slowest, vs their size's median", "took", "size", "version", "device", "when, UTC", "fields")
     return b.Table(columns, rows, align="lrrllll", limit=N_SLOWEST, drop=(6, 3))
 
 

@@ -209,8 +209,8 @@ function ladderChart(ladder, time) {
     parts.push(s("path", { class: level ? "rung below" : "rung", d: `M${time.x(from).toFixed(1)} ${y(level)}H${time.x(to).toFixed(1)}` }));
     if (i && at >= time.from) parts.push(s("path", { class: "rise", d: `M${time.x(at).toFixed(1)} ${y(ladder.changes[i - 1][1])}V${y(level)}` }));
   });
-  one.now.replaceChildren(h("span", { class: ladder.level ? "bad" : "" }, "answers by ", h("b", {}, ladder.mode)));
-  return drawn(one, high, [parts, signs(time, high)], `${ladder.name} answers by ${ladder.mode}`);
+  one.now.replaceChildren(h("span", { class: ladder.level ? "bad" : "" }, "mode ", h("b", {}, ladder.mode)));
+  return drawn(one, high, [parts, signs(time, high)], `${ladder.name} in mode ${ladder.mode}`);
 }
 function rolloutChart(rollout, time) {
   const one = figureFor(`r ${rollout.name}`, rollout.name, "rollout");
@@ -279,7 +279,7 @@ function headline() {
     text = newest === alarm ? `${newest.subject}: ${newest.text}` : `Rolled back: ${newest.text}`;
   } else if (down) {
     mark = ["", down.dry_run ? "dry run" : "degraded"];
-    text = `${down.name} ${down.dry_run ? "would answer" : "answers"} by ${down.mode}`;
+    text = `${down.name} ${down.dry_run ? "would be" : "is"} in mode ${down.mode}`;
   } else if (models.length && !last.n) {
     mark = ["", "quiet"];
     text = "No requests in the last 10 s";
@@ -294,7 +294,7 @@ function headline() {
     ["in flight", String(sum(seen.inFlight.map((each) => each[2])))], ["memory", memory ? bytes(memory.rss_bytes) : "–"],
   ];
   find("facts").replaceChildren(...rows.map(([label, value, bad]) => h("div", { class: bad ? "bad" : "" }, h("dt", {}, label), h("dd", {}, value))));
-  write(find("foot"), [`${seen.listeners} listening`, seen.refused ? `${seen.refused} turned away` : "", seen.notShown ? `${seen.notShown} requests of further models are not drawn` : ""].filter(Boolean).join(", ") + ".");
+  write(find("foot"), [`${seen.listeners} listening`, seen.refused ? `${seen.refused} refused` : "", seen.notShown ? `${seen.notShown} requests of other models are not drawn` : ""].filter(Boolean).join(", ") + ".");
 }
 function moves() {
   find("moves").replaceChildren(...seen.ladders.flatMap((ladder) => [
@@ -302,7 +302,7 @@ function moves() {
     h("ol", { class: "rungs" }, ladder.modes.map((mode, level) => h("li", { class: level !== ladder.level ? "" : level ? "now below" : "now", "aria-current": level === ladder.level },
       h("b", {}, mode.name), level === ladder.level - 1 && ladder.share ? `answers ${Math.round(100 * ladder.share)} %` : mode.check === "failed" ? "failed its check" : mode.check === "not checked" ? "not checked yet" : "",
       h("span", { class: "tag" }, `${mode.n_calls} calls${mode.n_failed ? `, ${mode.n_failed} failed` : ""}${mode.n_late ? `, ${mode.n_late} late` : ""}`)))),
-    h("p", { class: "why" }, glued([ladder.dry_run ? "dry run: the first mode answers" : "", ladder.held ? "held by a person" : "", ladder.connected ? "" : "the store does not answer", ladder.why].filter(Boolean).join("; "))),
+    h("p", { class: "why" }, glued([ladder.dry_run ? "dry run: the first mode answers" : "", ladder.held ? "held by hand" : "", ladder.connected ? "" : "the store does not answer", ladder.why].filter(Boolean).join("; "))),
   ]), ...seen.rollouts.slice(-N_ROLLOUTS).reverse().flatMap((rollout) => [
     h("h2", {}, "Rollout ", h("small", {}, `${rollout.control} → ${rollout.candidate}`)),
     h("ol", { class: "stages" }, rollout.steps.map((share, stage) => h("li", { class: stage < rollout.stage || rollout.status === "done" ? "passed" : stage > rollout.stage ? "" : rollout.status === "rolled back" ? "left" : "now" }, percent(share)))),
@@ -375,7 +375,7 @@ function listen() {
 
 find("pause").addEventListener("click", () => {
   paused = !paused;
-  write(find("pause"), paused ? "Go on" : "Pause");
+  write(find("pause"), paused ? "Resume" : "Pause");
   find("pause").setAttribute("aria-pressed", String(paused));
   draw();
 });

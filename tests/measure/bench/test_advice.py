@@ -112,7 +112,7 @@ def test_wrong_answers_are_never_advised_however_fast(verdict: str) -> None:
     found.cold[default.key]["numerics"]["verdict"] = verdict
     result = summarise(found)
     assert {one.setting for one in result.advice} == {"eager"}
-    assert "left out for their answers: default" in result.advice[0].why
+    assert "left out because of their answers: default" in result.advice[0].why
     assert "default" in result.verdict[2]
 
 

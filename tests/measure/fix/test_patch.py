@@ -146,7 +146,7 @@ def test_together_the_smallest_goes_where_it_adds_nothing(fixing, monkeypatch, w
     fixing.tries = rows
     chosen, proof = fixing.together()
     assert chosen == (rows if whole == "faster" else rows[:1])
-    assert rows[1].reason == ("" if whole == "faster" else "adds nothing to the others")
+    assert rows[1].reason == ("" if whole == "faster" else "saves nothing on top of the others")
     assert proof is not None
 
 
@@ -403,5 +403,5 @@ def test_an_interrupt_is_no_reason_where_something_else_kept_a_change_from_its_t
     fixing.begun_s -= fixing.wanted.budget_s
     fixing.interrupt()
     long, late = fixing.tries
-    assert long.reason.startswith("it saves time once a run")
-    assert late.reason == "the time was over"
+    assert long.reason.startswith("it saves time once per run")
+    assert late.reason == "time ran out"

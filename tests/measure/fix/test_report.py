@@ -23,7 +23,7 @@ def result() -> FixResult:
     return FixResult(
         FIX_SCHEMA,
         "1.0",
-        ("No patch: 1 change tried, none is proved.",),
+        ("No patch: 1 change tried, none is proven.",),
         "train.py",
         "project",
         attempts,

@@ -112,7 +112,7 @@ def test_too_few_sessions_say_how_many_it_takes(paired: bool) -> None:
     told = first(judge(*sides))
     least = 7 if paired else 5
     assert told.verdict == "inconclusive"
-    assert told.sentence.endswith(f"at least {least} {'pairs' if paired else 'sessions a side'} are needed")
+    assert told.sentence.endswith(f"at least {least} {'pairs' if paired else 'sessions per side'} are needed")
     assert told.pairs_needed == least
     few = [replace(side, sessions=side.sessions[:2]) for side in sides]
     assert f"at least {least} fresh processes" in first(judge(*few)).sentence
@@ -230,7 +230,7 @@ def test_device_memory_that_was_none_before_is_a_regression() -> None:
     varied = series([[1e6 + 1000 * i] for i in range(7)], "memory", unit="B", kind="memory")
     grown = judge(constant(0, "memory", 7), varied)
     assert grown.exit_code == 1
-    assert first(grown).sentence == "0 B to 977 KiB … 982 KiB, in the middle 0 B to 979 KiB: higher"
+    assert first(grown).sentence == "0 B to 977 KiB … 982 KiB, median 0 B to 979 KiB: higher"
     assert judge(varied, constant(0, "memory", 7)).exit_code == 0
 
 
@@ -240,7 +240,7 @@ def test_memory_that_is_none_now_and_then_seldom_fails() -> None:
     some = series([[4096.0 * i] for i in (1, 2, 3)], "memory", unit="B", kind="memory")
     told = judge(few, some)
     assert told.exit_code == 2
-    assert "at least 7 sessions a side are needed" in first(told).sentence
+    assert "at least 7 sessions per side are needed" in first(told).sentence
 
 
 def test_memory_that_varies_has_an_interval() -> None:
@@ -293,7 +293,7 @@ def test_equal_counts_are_equal_where_more_is_better(limit: float) -> None:
 def test_a_count_of_few_processes_is_no_verdict() -> None:
     result = judge(constant(100, "count", n=1), constant(101, "count", n=1))
     assert result.exit_code == 2
-    assert "at least 3 fresh processes a side" in first(result).sentence
+    assert "at least 3 fresh processes per side" in first(result).sentence
 
 
 @pytest.mark.parametrize("n", [3, 5])
@@ -420,7 +420,7 @@ def test_machines_are_compared_benchmark_by_benchmark() -> None:
     assert "cpu Example 9000 / Example 9900" in result.verdict[0]
     one = check(side(1, HOST, HOST), side(3, OTHER, HOST), LIMITS)
     assert one.exit_code == 3
-    assert "the two sides of x ran on unlike machines" in one.verdict[0]
+    assert "the two sides of x ran on different machines" in one.verdict[0]
     assert check(side(1, HOST, OTHER), side(3, HOST, OTHER), LIMITS).exit_code == 0
 
 
@@ -443,11 +443,11 @@ def test_a_missing_side_is_no_verdict(side: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (timed(), timed(unit="us"), "units are unlike: ms before, us after"),
-        (timed(), timed(kind="compile_time"), "kinds are unlike"),
-        (timed(), timed(better="higher"), "betters are unlike"),
-        (timed(), series([[10.0] * 30] * 12), "no clock gives that"),
-        (constant(2.5, "count"), constant(2.5, "count"), "no whole numbers"),
+        (timed(), timed(unit="us"), "unit differs: ms before, us after"),
+        (timed(), timed(kind="compile_time"), "kind differs"),
+        (timed(), timed(better="higher"), "better differs"),
+        (timed(), series([[10.0] * 30] * 12), "real timings vary"),
+        (constant(2.5, "count"), constant(2.5, "count"), "not whole numbers"),
         (series([[1.0], [0.0]], kind="accuracy", unit="1"), constant(1, "accuracy"), "of zero"),
     ],
 )
@@ -478,7 +478,7 @@ def test_a_metric_that_went_is_refused_and_one_that_came_is_not() -> None:
     both, alone = run(one, other), run(timed(seed=3))
     went = check([both], [alone], LIMITS)
     assert went.exit_code == 3
-    assert "the candidate does not have it" in first(went).sentence
+    assert "missing from the candidate" in first(went).sentence
     came = check([alone], [both], LIMITS)
     assert came.exit_code == 0
     assert any("new" in row.sentence for row in came.rows)
@@ -517,7 +517,7 @@ def test_a_noisy_host_is_declared() -> None:
 def test_what_else_differs_is_said() -> None:
     sides = [run(timed(seed=i), environment=(("torch", f"2.{i}"), ("side", str(i)))) for i in (1, 2)]
     (note,) = [one for one in check(sides[:1], sides[1:], LIMITS).notes if one.code == "environment"]
-    assert note.message == "more than the code differs: torch 2.1 / 2.2"
+    assert note.message == "not only the code differs: torch 2.1 / 2.2"
 
 
 # -- culprit -------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def test_a_busy_host_is_blamed_before_the_program_unless_in_turns() -> None:
     slow = replace(stored(1.3, 9, 90), environment=busy)
     result = check(repeats, [slow], LIMITS)
     assert result.exit_code == 2
-    assert "the host was noisy then; pairs run in turns would decide" in first(result).sentence
+    assert "the host was noisy then; interleaved pairs would decide" in first(result).sentence
     assert check(repeats, [replace(slow, environment=())], LIMITS).exit_code == 1
     # what disturbed one benchmark says nothing of another
     alone = [replace(found, benchmark="other") for found in repeats]

@@ -332,7 +332,7 @@ def test_a_tip_that_is_not_recorded_is_said(repository: Path, monkeypatch: pytes
             store.add(found)
     told = gate("check", "--store", "gate.db", "--candidate", "topic")
     assert told.exit_code == 0, told.output
-    assert "is not recorded; analysed is cccccccccc" in " ".join(told.stdout.split())
+    assert "is not recorded; cccccccccc is analysed instead" in " ".join(told.stdout.split())
     assert "old" not in told.stdout
 
 
@@ -346,7 +346,7 @@ def test_a_baseline_of_the_candidates_own_commit_is_told(tmp_path: Path, monkeyp
         assert told.exit_code == 3
         said = " ".join(told.stdout.split())
         assert "nothing is recorded" not in said
-        assert "all that is recorded on main is of the candidate's own commit, aaaaaaaaaa, and left out" in said
+        assert "all runs recorded on main are of the candidate's own commit, aaaaaaaaaa, and left out" in said
 
 
 def test_what_is_not_stored_is_no_verdict(stored: str) -> None:
@@ -462,7 +462,7 @@ def test_what_cannot_be_judged_is_seen_after_the_first_pair(tmp_path: Path, monk
         (tmp_path / f"{name}.sh").write_text(text)
     told = gate("check", "-q", "--samples", "--warm-up", "0", "--before", "sh one.sh", "--after", "sh other.sh")
     assert told.exit_code == 3, told.output
-    assert "units are unlike: s before, ms after" in " ".join(told.stdout.split())
+    assert "unit differs: s before, ms after" in " ".join(told.stdout.split())
     assert sorted((tmp_path / "runs").read_text().split()) == ["one", "other"]
 
 
@@ -525,7 +525,7 @@ def test_history_finds_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert gate("report", saved, "--annotations").exit_code == 3
     page = tmp_path / "history.html"
     assert gate("report", saved, "--html", page).exit_code == 0
-    assert "Along the commits" in page.read_text("utf-8")
+    assert "Commit by commit" in page.read_text("utf-8")
     few = gate("history", "--store", "gate.db", "--last", "5", "--metric", "latency")
     assert "No history of main to analyse: 5 commits recorded." in few.stdout
     assert gate("history", "--store", "gate.db", "--branch", "none").exit_code == 3
@@ -547,7 +547,7 @@ def test_history_converts_units_and_says_what_is_left_out() -> None:
     said = [note.message for note in find_history([*runs, *other, *edited]).notes]
     assert said == [
         "24 runs with uncommitted changes left out",
-        "2 recordings of a metric in another unit than its newest left out: latency in calls/s",
+        "2 recordings of a metric in a different unit from its newest left out: latency in calls/s",
     ]
     assert "24 runs with uncommitted changes left out" in find_history(edited, branch="main").verdict[0]
 

@@ -88,14 +88,14 @@ def test_the_portable_file_holds_what_the_store_does(recorded: Recorded) -> None
     recorded("--import", "cur.jsonl", "--store", "other.db")
     assert stored("other.db") == stored()
     done = recorded("--import", "cur.jsonl")
-    assert "was in .torchtriage/gate.db before" in done.stdout
+    assert "already in .torchtriage/gate.db" in done.stdout
     assert len(stored()) == 1
 
 
 def test_one_measurement_that_names_no_time_is_stored_once(recorded: Recorded, folder: Path) -> None:
     (folder / "m.json").write_text(json.dumps({"metric": "step", "unit": "s", "value": 1}))
     os.utime("m.json", (1e9, 1e9))
-    for said in ("stored in", "was in"):
+    for said in ("stored in", "already in"):
         assert said in recorded("--import", "m.json").stdout
     (run,) = stored()
     assert run.recorded_at_s == 1e9
@@ -108,7 +108,7 @@ def test_a_file_beside_it_does_not_change_the_time_of_an_import(recorded: Record
         os.utime(f"{name}.json", (1e9 + number, 1e9 + number))
     recorded("--import", "old.json")
     done = recorded("--import", "old.json", "--import", "new.json")
-    assert done.stdout.count("stored in") == done.stdout.count("was in") == 1
+    assert done.stdout.count("stored in") == done.stdout.count("already in") == 1
     assert {run.benchmark: run.recorded_at_s for run in stored()} == {"old": 1e9, "new": 1e9 + 1}
 
 
@@ -228,7 +228,7 @@ def test_in_turns_with_another_command(recorded: Recorded) -> None:
         (["--samples", "--", "bench.py", "NaN"], "found nan as value 1 of 1"),
         (["--samples", "--", "bench.py", "nan"], "found 'nan]}' at line 1, column 45"),
         (["--samples", "--", "bench.py", "0"], "found zero"),
-        (["--samples", "--", "sh", "-c", "true"], "handed over no samples"),
+        (["--samples", "--", "sh", "-c", "true"], "reported no samples"),
         (["--before", "no.py", "--", "bench.py"], "expected a script"),
         (["--before", "bench.py '", "--", "bench.py"], "No closing quotation"),
         (["--before", "", "--", "bench.py"], "expected a command"),
@@ -271,7 +271,7 @@ def test_many_metrics_are_summed_up(recorded: Recorded, folder: Path) -> None:
     done = recorded("--import", "x.jsonl")
     assert "m7: 2.00 KiB" in done.stdout
     assert "m8" not in done.stdout
-    assert "and 12 metrics more" in done.stdout
+    assert "and 12 more metrics" in done.stdout
 
 
 @pytest.mark.postgres

@@ -121,9 +121,9 @@ def test_a_failing_process_is_one_line(tmp_path: Path, code: str, told: str) -> 
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("print('hello')", "handed over no samples"),
-        ("", "handed over no samples"),
-        ("import os; open(os.environ['TORCHTRIAGE_SAMPLES'], 'w')", "handed over no samples"),
+        ("print('hello')", "reported no samples"),
+        ("", "reported no samples"),
+        ("import os; open(os.environ['TORCHTRIAGE_SAMPLES'], 'w')", "reported no samples"),
         ("import os; open(os.environ['TORCHTRIAGE_SAMPLES'], 'w').write('1.5 s')", "JSON"),
         ("""print('{"metric": "step"}')""", "output, line 1.unit: expected text, found null"),
         ("""print('{"metric": "m", "unit": "s", "values": 3}')""", "expected a list of numbers"),
@@ -265,7 +265,7 @@ def test_a_process_with_other_metrics_is_told(tmp_path: Path) -> None:
         """print('{"metric": "%s", "unit": "s", "value": 1}' % ("a" if new else "b"))"""
     )
     program = python(code, tmp_path, samples=True)
-    with pytest.raises(BenchmarkError, match=r"expected a \(s\) .* found b \(s\) in number 2"):
+    with pytest.raises(BenchmarkError, match=r"expected a \(s\) .* found b \(s\) from process 2"):
         run_sessions(program, 3, warm_up=0)
 
 

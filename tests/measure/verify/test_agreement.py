@@ -106,7 +106,7 @@ def test_programs_without_a_seed_may_differ_as_their_own_runs_do():
 def test_a_gradient_that_is_missing_differs():
     with_none = noted(("loss", [], [1.0]), ("gradients", [2], None))
     differs = agreement([noted(("loss", [], [1.0]), ("gradients", [2], [0.1, 0.2]))], [with_none])
-    assert (differs.status, differs.reason) == ("differ", "gradients are missing in one of them")
+    assert (differs.status, differs.reason) == ("differ", "gradients are missing in one program")
 
 
 def test_a_batch_in_one_piece_or_in_two_has_the_same_gradients():
@@ -118,7 +118,7 @@ def test_a_batch_in_one_piece_or_in_two_has_the_same_gradients():
 def test_steps_after_another_number_of_losses_differ():
     often = noted(("loss", [], [1.0]), ("update", [1], [0.1]))
     twice = noted(("loss", [], [1.0]), ("gradients", [1], [0.1]), ("update", [1], [0.1]))
-    assert agreement([often], [twice]).reason == "one goes on with update, the other with gradients"
+    assert agreement([often], [twice]).reason == "one continues with update, the other with gradients"
 
 
 def test_an_optimizer_written_out_in_one_script_leaves_the_losses():
@@ -132,7 +132,7 @@ def test_an_optimizer_written_out_in_one_script_leaves_the_losses():
 
 def test_a_value_that_became_nan_differs():
     whole, broken = noted(("loss", [], [1.0])), noted(("loss", [], [float("nan")]))
-    assert agreement([whole], [broken]).reason == "some values are not finite in one of them only"
+    assert agreement([whole], [broken]).reason == "some values are not finite in only one program"
 
 
 def test_values_that_are_not_finite_prove_nothing():
@@ -160,7 +160,7 @@ def test_outputs_of_other_shapes_are_not_compared():
     side, other = noted(("output", [64], [1.0] * 16)), noted(("output", [8], [1.0] * 8))
     agrees = agreement([side], [other])
     assert (agrees.status, agrees.first) == ("not compared", "")
-    assert "other ways" in agrees.reason
+    assert "differently" in agrees.reason
 
 
 def test_programs_that_note_nothing_are_not_called_alike():

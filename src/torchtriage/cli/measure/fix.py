@@ -22,7 +22,7 @@ MAX_REPLY_TOKENS = 4000
 
 @click.command("fix", cls=ScriptCommand)
 @click.argument("words", nargs=-1, metavar="SCRIPT.py | -m MODULE | LAUNCHER …  [ARGS]…")
-@click.option("--apply", is_flag=True, help="Write the proved changes into the project.")
+@click.option("--apply", is_flag=True, help="Write the proven changes into the project.")
 @file_option("--patch", "Write the patch to FILE, for git apply.")
 @click.option("--only", metavar="CODE", multiple=True, help="Fix only this finding (repeatable).")
 @value_option("--budget", POSITIVE, "MINUTES", 10.0, "Try nothing new after this time.")

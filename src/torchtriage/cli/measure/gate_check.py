@@ -130,10 +130,10 @@ def check(ctx: click.Context, /, words: tuple[str, ...], **given: Any) -> None:
 
     The verdict comes from a confidence interval on the ratio, over processes, corrected for the
     number of metrics. Mean and tail latencies are watched; the classical tests (Welch,
-    Mann-Whitney, Cohen's d) are printed beside it but do not affect the verdict.
+    Mann-Whitney, Cohen's d) are printed next to it but do not affect the verdict.
 
     Exit codes: 0 no regression, 1 regression, 2 undecided (with the pairs still needed), 3 no
-    verdict: no baseline, unlike machines or units, broken samples, a failing command, wrong usage.
+    verdict: no baseline, different machines or units, broken samples, a failing command, wrong usage.
     """  # noqa: D301 - \b keeps click from joining lines
     from torchtriage.measure.gate.check import check as judge
     from torchtriage.measure.gate.row_verdict import least_pairs
@@ -231,7 +231,7 @@ def _sides(words: Sequence[str], given: dict[str, Any]) -> Sides:
         return Sides(tuple(read[0][1]), tuple(read[1][1]), (names[0], names[1]))
     if words and read[0][0] and given["base"] is None:
         before = read[0][0]
-        label = before[0].branch or before[0].commit[:10] or "what ran before"
+        label = before[0].branch or before[0].commit[:10] or "the earlier program"
         return Sides(tuple(before), tuple(read[0][1]), (label, names[0]))
     with open_store(given["store"], create=False) as store:
         if words:

@@ -167,7 +167,7 @@ def _record(words: Sequence[str], given: dict[str, Any]) -> None:
             new = store.add(run)
             click.echo(_summary(run, store.name, new=new))
         if any(UNCOMMITTED in (facts := dict(run.environment)) and SIDE not in facts for run in runs):
-            complain("recorded with uncommitted changes: left out of a baseline that has enough runs without")
+            complain("recorded with uncommitted changes: left out of a baseline that has enough other runs")
     click.echo("next: torchtriage gate check")
 
 
@@ -317,12 +317,12 @@ def _summary(run: Run, place: str, *, new: bool) -> str:
     side = dict(run.environment).get(SIDE)
     at = f" at {run.commit[:12]}" if run.commit else " at no commit"
     on = f" on {run.branch}" if run.branch else ""
-    did = f"stored in {place}" if new else f"was in {place} before"
+    did = f"stored in {place}" if new else f"already in {place}"
     which = f" ({side})" if side else ""
     lines = [f"{run.benchmark}{which}{at}{on}: {n} session{'' if n == 1 else 's'}, {did}"]
     lines += [f"  {_range_text(item)}" for item in run.series[:SHOWN]]
     if len(run.series) > SHOWN:
-        lines.append(f"  and {len(run.series) - SHOWN} metrics more")
+        lines.append(f"  and {len(run.series) - SHOWN} more metrics")
     return "\n".join(lines)
 
 

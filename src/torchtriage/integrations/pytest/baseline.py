@@ -205,5 +205,5 @@ def _timed(metric: str, series: Series, before: Sequence[Series], lines: tuple[s
         metric,
         "inconclusive",
         f"{sentence}; recordings vary too much to show a change of {short(interest)}; record"
-        " more, or measure both in turns: torchtriage gate check --against REV -- CMD",
+        " more, or measure both in alternation: torchtriage gate check --against REV -- CMD",
     )

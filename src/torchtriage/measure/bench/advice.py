@@ -146,7 +146,7 @@ def _choose(
             "as good" if comparison is not None and comparison.resolved and comparison.tie else "not distinguishable"
         )
         if _simplicity(row.setting) > _simplicity(chosen.setting):
-            reason += ", and not as simple"
+            reason += ", but less simple"
         by.setdefault(reason, []).append(row.label)
     why = "".join(f"; {reason}: {listed(by[reason])}" for reason in sorted(by))
     return _Choice(chosen, tuple(row.label for row in as_good if row is not chosen), why)
@@ -196,7 +196,7 @@ def _fastest(
     size = chosen.setting.batch_size
     left = [row.label for row in rows if row.setting.batch_size == size and not is_right(row)]
     if left:
-        why += f"; left out for their answers: {listed(left)}"
+        why += f"; left out because of their answers: {listed(left)}"
     return BenchAdvice(need, size, chosen.label, chosen.setting.line, why, choice.ties)
 
 
@@ -223,7 +223,7 @@ def _smallest(same: Sequence[SettingRow], preferred: str) -> BenchAdvice | None:
 
     choice = _choose(same, size, against, [preferred])
     chosen = choice.row
-    why = f"peak {format_bytes(size(chosen))}, starting and compiling included"
+    why = f"peak {format_bytes(size(chosen))}, start-up and compilation included"
     most = max(same, key=size)
     if most is not chosen and most.label not in choice.ties:
         why += f"; {listed([most.label])} takes {format_bytes(size(most))}"

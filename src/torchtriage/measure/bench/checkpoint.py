@@ -58,7 +58,7 @@ class Checkpoint:
             for name in sorted({*then, *now})
             if then.get(name) != now.get(name)
         ]
-        why = f"holds measurements made under other conditions: {'; '.join(changed)}" if changed else ""
+        why = f"holds measurements made under different conditions: {'; '.join(changed)}" if changed else ""
         if known.get("digest") != digest:
             why = "holds measurements of another target or other settings"
         if why:

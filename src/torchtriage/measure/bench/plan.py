@@ -59,7 +59,7 @@ class BenchPlan:
         if self.max_rounds is not None and self.max_rounds < self.rounds:
             raise UsageError(
                 f"expected max_rounds of {self.rounds} or more, found {self.max_rounds}",
-                hint=f"rounds={self.max_rounds} measures no more of each setting, --rounds {self.max_rounds}",
+                hint=f"lower the minimum, too: rounds={self.max_rounds}, --rounds {self.max_rounds}",
             )
         for name in ("seconds", "timeout_s", "deadline_ms"):
             value = getattr(self, name)
@@ -202,7 +202,7 @@ def target_of(function: Callable[..., Any]) -> str:
         file = None
     if file is None or not Path(file).is_file() or "<" in name or not name:
         raise UsageError(
-            f"expected a function of a file, found {name or function!r}: processes of their own must find it",
+            f"expected a function of a file, found {name or function!r}: separate processes must be able to import it",
             hint="define it at the top of a module, or pass 'module:function'",
         )
     return f"{file}:{name}"

@@ -353,7 +353,7 @@ def _failures(rows: Sequence[SettingRow]) -> str:
 def _notes(measured: Measurements, rows: Sequence[SettingRow], noise: Noise) -> list[Note]:
     notes = []
     if noise.status != "quiet":
-        fix = "stop what else runs, or measure elsewhere" if noise.status == "noisy" else ""
+        fix = "stop other programs, or measure elsewhere" if noise.status == "noisy" else ""
         level: Any = "warn" if noise.status == "noisy" else "info"
         notes.append(Note("noise", level, f"The machine while measuring: {noise}.", fix))
     shaky = [row.label for row in rows if row.n_sessions and 2 * row.n_steady <= row.n_sessions]
@@ -363,7 +363,7 @@ def _notes(measured: Measurements, rows: Sequence[SettingRow], noise: Noise) -> 
                 "not-steady",
                 "warn",
                 f"No steady state in most sessions of {listed(shaky)}: their"
-                " numbers are of all steps after the warm-up.",
+                " numbers cover all steps after the warm-up.",
                 f"--warm-up {measured.plan.warm_up_s * 4:g} gives them more time",
             )
         )
@@ -394,6 +394,8 @@ def _notes(measured: Measurements, rows: Sequence[SettingRow], noise: Noise) -> 
         notes.append(Note("tails", "info", f"Tails refused: {sorted(refused)[0]}.", "--steps 100 gives P99"))
     if not measured.interleaved:
         notes.append(
-            Note("one-by-one", "info", "Settings ran one after the other within a round: together they would not fit.")
+            Note(
+                "one-by-one", "info", "Settings ran one by one within a round: together they would not fit into memory."
+            )
         )
     return notes

@@ -60,7 +60,7 @@ MUCH = 0.2
 """Of the time that a patch saves, so that what was too small to tell is tried once more on top of it."""
 LONG_RUN_S = 120.0
 """Of a program that is ended once it is recorded, and never run to its end again."""
-TIME_OVER = "the time was over"
+TIME_OVER = "time ran out"
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class _Fixing:
             raise UsageError(
                 f"the program ended with exit code {code} in a copy of its project{last_words(log)}",
                 where=self.command,
-                hint="does it need files outside of the project? --project with the folder that holds all it needs",
+                hint="does it need files outside of the project? use --project with a folder that holds them",
             )
         try:
             _, results = judge_run(folder, Options(sources=()), command=self.command, exit_code=code, pid=None)
@@ -278,10 +278,10 @@ class _Fixing:
     def _heat(self, heat: Sequence[_Try], steps: int) -> None:
         if steps == 0 and not self.complete:
             for row in heat:
-                row.reason = f"it saves time once a run, and a run takes more than {format_ms(1000 * LONG_RUN_S)}"
+                row.reason = f"it saves time once per run, and a run takes more than {format_ms(1000 * LONG_RUN_S)}"
             return
         for row in heat:
-            self.tell(f"on trial: {row.candidate.what}, for {row.candidate.finding.code}")
+            self.tell(f"trying: {row.candidate.what}, for {row.candidate.finding.code}")
         self._race([row.entrant for row in heat], per_run=steps == 0)
         for row in heat:
             self._conclude(row)
@@ -309,7 +309,7 @@ class _Fixing:
         )
         row.outcome, row.reason = judged(row.verification, allow=self.wanted.allow)
         if row.outcome == "faster alone" and row.candidate.changes and not self.wanted.allow:
-            row.outcome, row.reason = "not allowed", "--allow takes it"
+            row.outcome, row.reason = "not allowed", "--allow accepts it"
 
     def together(self) -> tuple[list[_Try], Verification | None]:
         """Return the changes that are in the patch, and what it saves as a whole."""
@@ -332,14 +332,14 @@ class _Fixing:
             if whole is not None and 1 - whole.ratio > best.saves - WORTH:
                 return chosen, whole
             # they get in each other's way: without the last, which saves least
-            chosen[-1].outcome, chosen[-1].reason = "faster alone", "adds nothing to the others"
+            chosen[-1].outcome, chosen[-1].reason = "faster alone", "saves nothing on top of the others"
             chosen = chosen[:-1]
         return chosen, chosen[0].verification if chosen else None
 
     def _whole(self, chosen: Sequence[_Try]) -> Verification | None:
         contents, _ = self.contents([row.candidate for row in chosen])
         whole = _Try(chosen[0].candidate, Entrant(contents, any(row.entrant.allow for row in chosen)))
-        self.tell(f"on trial: {len(chosen)} changes together")
+        self.tell(f"trying: {len(chosen)} changes together")
         self._race([whole.entrant], per_run=all(row.candidate.per_run for row in chosen), more_s=60.0)
         self._conclude(whole)
         return whole.verification if whole.outcome == "faster alone" else None
@@ -357,7 +357,7 @@ class _Fixing:
             _Try(row.candidate, Entrant(self.contents([*below, row.candidate])[0], row.entrant.allow)) for row in rows
         ]
         for row in again:
-            self.tell(f"on trial, on top: {row.candidate.what}, for {row.candidate.finding.code}")
+            self.tell(f"trying on top: {row.candidate.what}, for {row.candidate.finding.code}")
         if again:
             self._race([row.entrant for row in again], per_run=again[0].candidate.per_run, base=self.contents(below)[0])
         more = []
@@ -409,7 +409,7 @@ def judged(verification: Verification, *, allow: bool) -> tuple[AttemptOutcome, 
     if verification.outcome != "faster":
         return verification.outcome, ""
     if 1 - verification.ratio_high < WORTH:
-        return "no difference", "less than 1 % is surely saved"
+        return "no difference", "the low end of its saving is below 1 %"
     if verification.answers.status == "not compared" and not allow:
         return "not compared", verification.answers.reason
     return "faster alone", ""
@@ -509,7 +509,7 @@ def _written(project: Path, contents: dict[str, bytes], files: Files) -> Iterabl
         original = project / name
         if not original.is_file() or original.read_bytes() != files.encoded(name, files.text(name)):
             hint = "nothing was written; run fix again"
-            raise UsageError("was changed while its fix was on trial", where=str(original), hint=hint)
+            raise UsageError("was changed while its fix was being tried", where=str(original), hint=hint)
     fresh: dict[Path, Path] = {}
     try:
         for name, data in contents.items():
@@ -568,7 +568,7 @@ def _place(finding: Finding, files: Files) -> tuple[str, int]:
 
 def _notes(fixing: _Fixing, result: Result) -> Iterable[Note]:
     if not fixing.complete:
-        yield Note("long-run", "info", f"the recorded run was ended after {format_ms(1000 * LONG_RUN_S)}")
+        yield Note("long-run", "info", f"the recorded run was stopped after {format_ms(1000 * LONG_RUN_S)}")
     if fixing.copy.cwd == Path.cwd():
         yield Note(
             "outside", "warn", "the current folder is not in the project: files that the program writes there stay"
@@ -580,7 +580,7 @@ def _verdict(result: FixResult) -> tuple[str, ...]:
     if result.together is None:
         n = sum(attempt.trial is not None for attempt in result.attempts)
         left = sum(attempt.outcome == "not tried" for attempt in result.attempts)
-        tried = f"{format_count(n, 'change')} tried, none is proved" if n else "no finding has a change to try"
+        tried = f"{format_count(n, 'change')} tried, none is proven" if n else "no finding has a change to try"
         if left:
             tried = f"{tried}, {left} not tried" if n else f"{format_count(left, 'change')} not tried"
         return (f"No patch: {tried}.",)

@@ -91,7 +91,7 @@ class ProjectCopy:
             raise UsageError(
                 f"expected a project of at most {format_bytes(MOST_BYTES)} to copy, found {format_bytes(size)}",
                 where=str(project),
-                hint="--project with the folder that the script needs; data may lie outside of it",
+                hint="use --project with the folder that the script needs; data may lie outside of it",
             )
         name, into = project.name or "project", into.resolve()
         original = ProjectCopy(project, into / "original" / name, tuple(words), project, apart)

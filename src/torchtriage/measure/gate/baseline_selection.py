@@ -63,7 +63,7 @@ def find_sides(
                 wanted = name
                 break
     if base is None and before and all(_mark(entry) for entry in before):
-        wanted = before[0].run.branch or before[0].run.commit[:10] or "what ran before"
+        wanted = before[0].run.branch or before[0].run.commit[:10] or "the earlier program"
     elif benchmark is None:
         before += _missing(store, entries, before)
     if not before:
@@ -121,7 +121,7 @@ def _own(store: Store, after: Sequence[Run], names: Sequence[str]) -> Iterator[N
                 yield Note(
                     "no-baseline",
                     "refuse",
-                    f"all that is recorded on {name} is of the candidate's own commit, {own}, and left out",
+                    f"all runs recorded on {name} are of the candidate's own commit, {own}, and left out",
                     f"record the commits before it; or --base {own} for its own runs; or measure both now:"
                     " torchtriage gate check --against REV -- CMD",
                 )
@@ -175,7 +175,7 @@ def _candidate(
             Note(
                 "tip",
                 "warn",
-                f"the newest commit of {name}, {commit[:10]}, is not recorded; analysed is {judged[:10]}",
+                f"the newest commit of {name}, {commit[:10]}, is not recorded; {judged[:10]} is analysed instead",
                 "torchtriage gate record -- CMD, on that commit",
             )
         )

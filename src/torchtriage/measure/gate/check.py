@@ -202,9 +202,9 @@ def _unlike(before: Sequence[Run], after: Sequence[Run], *, allowed: bool) -> It
     n_benchmarks = len({run.benchmark for run in after})
     for what, names in differing.items():
         of = "" if len(names) == n_benchmarks else f" of {', '.join(names[:4])}"
-        message = f"the two sides{of} ran on unlike machines ({what})"
+        message = f"the two sides{of} ran on different machines ({what})"
         if allowed:
-            yield Note("machine", "warn", f"{message}: the change may be theirs")
+            yield Note("machine", "warn", f"{message}: they may explain the change")
         else:
             yield Note(
                 "machine",
@@ -305,9 +305,8 @@ def _trust(matches: Sequence[MetricMatch], sides: Sequence[Side]) -> Iterator[No
         yield Note(
             "noise-floor",
             "warn",
-            f"what two recordings of the baseline differ by is not known from {n}: 5 % is assumed"
-            " for what a clock measured",
-            f"record the baseline {LEAST_REPEATS} times or more, or measure both in turns:"
+            f"{n} cannot show how much recordings of the baseline differ: 5 % is assumed for timings",
+            f"record the baseline {LEAST_REPEATS} times or more, or measure both in alternation:"
             " torchtriage gate check --against REV -- CMD",
         )
 
@@ -326,7 +325,7 @@ def _short(matches: Sequence[MetricMatch], rows: Sequence[MetricRow]) -> Iterato
                 SHORT_SESSIONS,
                 "warn",
                 f"{match.benchmark} {series.metric} is measured for {formatting.amount(length_s, 's')} in each process:"
-                " what disturbs the host for longer falls on all of it",
+                " a longer disturbance of the host affects all of it",
                 f"let each process work for {SHORT_S:g} s or more before running more pairs",
             )
 
@@ -340,7 +339,7 @@ def _differences(before: Sequence[Run], after: Sequence[Run], labels: tuple[str,
             "missing",
             "warn",
             f"recorded for {labels[0]} and not for {labels[1]}: {', '.join(lacks[:4])}{more}",
-            "record it too: did its job fail? --name NAME checks one benchmark alone",
+            "record it too: did its job fail? --name NAME checks only one benchmark",
         )
     if min(run.recorded_at_s for run in before) > max(run.recorded_at_s for run in after) > 0:
         yield Note("later", "info", f"all runs of {labels[0]} were recorded later than {labels[1]}")
@@ -359,9 +358,9 @@ def _differences(before: Sequence[Run], after: Sequence[Run], labels: tuple[str,
         yield Note("uncommitted", "info", "the candidate is its commit with uncommitted changes")
     elif commits & other and commands == others:
         both = formatting.commit(min(commits & other))
-        yield Note("same-commit", "info", f"both sides are of one commit, {both}")
+        yield Note("same-commit", "info", f"both sides are the same commit, {both}")
     if differ := environment_changes(before, after):
-        yield Note("environment", "warn", f"more than the code differs: {differ[:400]}")
+        yield Note("environment", "warn", f"not only the code differs: {differ[:400]}")
 
 
 def environment_changes(before: Sequence[Run], after: Sequence[Run]) -> str:
@@ -452,7 +451,7 @@ def _refused(result: GateResult, base: str) -> tuple[str, str]:
             return f"No verdict: {note.message}.", f"Try: {note.fix}."
     bad = [row for row in result.rows if row.verdict == "refused" and row.decides]
     if not bad:
-        return "No verdict: no metric is on both sides.", "Try: record the same benchmark on both."
+        return "No verdict: no metric exists on both sides.", "Try: record the same benchmark on both."
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     return (
         f"No verdict: {formatting.row_name(bad[0])}{more} cannot be evaluated.",

@@ -125,7 +125,7 @@ def _refused(points: Sequence[Point]) -> str:
     if any(point.value <= 0 for point in points):
         return "values of zero or less have no ratio"
     if len(points) < LEAST_POINTS:
-        return f"{LEAST_POINTS} commits are needed, {len(points)} are there"
+        return f"{LEAST_POINTS} commits are needed, found {len(points)}"
     return ""
 
 
@@ -167,14 +167,14 @@ def _verdict(tracks: Sequence[Track], branch: str, min_change: float, *, n_edite
             found += f", and {_edited(n_edited)}"
         return (
             f"No history{where} to analyse: {found}.",
-            f"A level shows from {LEAST_VALUES} commits on either side of a change.",
+            f"A change of level needs {LEAST_VALUES} commits on either side.",
             "Try: torchtriage gate record -- CMD on every commit of the branch.",
         )
     n_commits = max(len(track.points) for track in judged)
-    along = f"{format_count(len(judged), 'metric')} along {format_count(n_commits, 'commit')}{where}"
+    along = f"{format_count(len(judged), 'metric')} over {format_count(n_commits, 'commit')}{where}"
     how = (
-        f"Changes of {formatting.short(min_change)} or more that stand out of the commits around, of exact counts each;"
-        f" the newest {LEAST_VALUES - 1} commits cannot show one yet."
+        f"Changes of {formatting.short(min_change)} or more that stand out from nearby commits, and all of exact"
+        f" counts; the newest {LEAST_VALUES - 1} commits cannot show one yet."
     )
     if not changes:
         return f"No change of level: {along}.", "Every metric stays on one level.", how
@@ -206,9 +206,9 @@ def _notes(tracks: Sequence[Track], runs: Sequence[Run], *, n_edited: int) -> It
     if unlike:
         n = format_count(len(unlike), "recording of a metric", "recordings of a metric")
         what = f"{unlike[0].metric} in {unlike[0].unit}"
-        yield Note("units", "warn", f"{n} in another unit than its newest left out: {what}")
+        yield Note("units", "warn", f"{n} in a different unit from its newest left out: {what}")
     fingerprints = {track.fingerprint for track in tracks}
     if len(fingerprints) > 1:
         yield Note(
-            "machines", "info", f"the runs are of {len(fingerprints)} unlike machines: each has tracks of its own"
+            "machines", "info", f"the runs are from {len(fingerprints)} different machines: each has its own tracks"
         )

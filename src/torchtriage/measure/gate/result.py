@@ -56,7 +56,7 @@ class MetricRow:
 
     ``decides`` : the gate waits for an answer here; other rows fail it only by a shown regression. ``ratio low
     high`` : after over before and its interval at ``level``. ``p_value`` : of no change, two-sided; ``adjusted_p``
-    : of none this way, corrected for all rows. ``max_regress`` : the smallest change of interest, as a share.
+    : of none this way, corrected for all rows. ``max_regress`` : the smallest change that matters, as a share.
     ``floor`` : the A/A noise floor, as a share. ``pairs_needed`` : sessions per side, in all, that would tell if
     the change is as estimated; None where unknown. ``sentence`` : the answer with its numbers.
     """

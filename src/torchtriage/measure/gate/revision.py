@@ -188,4 +188,4 @@ def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def _last(text: str) -> str:
     lines = [line for line in text.splitlines() if line.startswith(("fatal:", "error:"))]
-    return (lines or text.strip().splitlines() or ["git says nothing"])[0]
+    return (lines or text.strip().splitlines() or ["git printed nothing"])[0]

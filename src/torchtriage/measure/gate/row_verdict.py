@@ -29,7 +29,7 @@ MAX_REGRESS: dict[str, float] = {
     "count": 0.0,
     "accuracy": 0.005,
 }
-"""The smallest change of interest by kind, as a share; of counts any rise is one."""
+"""The smallest change that matters by kind, as a share; of counts any rise is one."""
 
 STATISTICS: dict[str, tuple[str, ...]] = {
     "latency": ("low", "mean", "p95", "p99"),
@@ -70,7 +70,7 @@ class GateLimits:
     """What a check was asked for.
 
     ``alpha`` : how often a check of equal programs may fail, all rows together. ``max_regress`` : by metric, by
-    kind, or for all kinds but counts (""): the smallest change of interest, as a share. Later ones win.
+    kind, or for all kinds but counts (""): the smallest change that matters, as a share. Later ones win.
     ``statistics`` : of latencies, what must be decided, beside the first of ``STATISTICS``. ``miss`` : how often a
     change of the smallest size of interest may pass as none, row by row; larger than ``alpha``, because it is what
     lets a check of unchanged code end.
@@ -82,7 +82,7 @@ class GateLimits:
     miss: float = 0.05
 
     def of(self, series: Series) -> float:
-        """Return the smallest change of interest of a series."""
+        """Return the smallest change that matters of a series."""
         found = MAX_REGRESS[series.kind]
         for name, share in self.max_regress:
             if name in (series.metric, series.kind) or (not name and series.kind != "count"):
@@ -235,8 +235,8 @@ def _drafts(match: MetricMatch, limits: GateLimits) -> Iterator[_RowDraft | Metr
             yield replace(
                 both,
                 verdict="inconclusive" if both.decides else "refused",
-                sentence=f"{_sides(both)}: what two recordings of one program differ by in this is not known from"
-                f" {len(match.repeats) + len(match.earlier)} of the baseline; {LEAST_REPEATS} are needed, or"
+                sentence=f"{_sides(both)}: {len(match.repeats) + len(match.earlier)} recordings of the baseline cannot"
+                f" show how much this differs between recordings of one program; {LEAST_REPEATS} are needed, or"
                 " interleaved pairs",
             )
         elif known.kind == "count" or 0 in (before.most, after.most):
@@ -269,10 +269,10 @@ def _unusable(match: MetricMatch) -> str:
     if before is None:
         return "new: the baseline does not have it"
     if after is None:
-        return "the candidate does not have it, the baseline does"
+        return "missing from the candidate, present in the baseline"
     for what, first, other in zip(("unit", "better", "kind"), before.measures, after.measures, strict=True):
         if first != other:
-            return f"{what}s are unlike: {first} before, {other} after"
+            return f"{what} differs: {first} before, {other} after"
     return ""
 
 
@@ -283,11 +283,10 @@ def _no_measurement(before: SessionTable, after: SessionTable) -> str:
         if series.kind in TIMED and series.n_values > 1 and table.least == table.most:
             value = formatting.amount(table.least, series.unit)
             return (
-                f"all {series.n_values:,} values of the {side} are {value}: no clock gives that,"
-                " so nothing was measured"
+                f"all {series.n_values:,} values of the {side} are {value}: real timings vary, so nothing was measured"
             )
         if series.kind == "count" and any((matrix % 1).any() for _, matrix in table.parts):
-            return f"the {side} has counts that are no whole numbers"
+            return f"the {side} has counts that are not whole numbers"
         if series.kind != "count" and table.least <= 0 and (table.least or table.most):
             return f"the {side} has values of zero or less, which have no ratio"
     return ""
@@ -302,7 +301,7 @@ def _too_few(row: MetricRow, least: int) -> MetricRow:
         pairs_needed=least,
         sentence=(
             f"{_sides(row)}, from too few sessions ({n}): values of one process say nothing about"
-            f" the next; at least {least} fresh processes a side are needed"
+            f" the next; at least {least} fresh processes per side are needed"
         ),
     )
 
@@ -368,16 +367,16 @@ def _judge_ranks(draft: _RowDraft, change: session_comparison.Change, adjusted_p
     least = None
     if change.low > 1 and beyond:
         verdict: RowVerdict = "regression"
-        sentence = f"{values}, in the middle {_sides(row)}: {worse}"
+        sentence = f"{values}, median {_sides(row)}: {worse}"
     elif change.high < 1:
-        verdict, sentence = "improvement", f"{values}, in the middle {_sides(row)}"
+        verdict, sentence = "improvement", f"{values}, median {_sides(row)}"
     elif draft.after.max() <= draft.before.max() or (change.low > 1 and not beyond):
-        verdict, sentence = "same", f"{values}: no {worse} than the baseline has had"
+        verdict, sentence = "same", f"{values}: no {worse} than seen in the baseline"
     else:
         verdict, sentence = "inconclusive", f"{values}: it varies from session to session"
         if math.isnan(change.low):
             least = session_comparison.least_sessions(change.level, paired=change.paired)
-            sentence += f"; at least {least} sessions a side are needed to show a change"
+            sentence += f"; at least {least} sessions per side are needed to show a change"
     return replace(
         row,
         verdict=verdict,
@@ -422,7 +421,7 @@ def _judge(draft: _RowDraft, change: session_comparison.Change, adjusted_p: floa
         classic=_classic(draft),
     )
     if blamed:
-        sentence = f"{_change(judged)}: worse, but the host was noisy then; pairs run in turns would decide"
+        sentence = f"{_change(judged)}: worse, but the host was noisy then; interleaved pairs would decide"
         return replace(judged, pairs_needed=None, sentence=sentence)
     return replace(judged, sentence=_sentence(judged, change))
 
@@ -456,7 +455,7 @@ def _sentence(row: MetricRow, change: session_comparison.Change) -> str:
     text = _change(row)
     if row.low is None or row.high is None:
         least = session_comparison.least_sessions(change.level, paired=change.paired)
-        what = "pairs" if row.paired else "sessions a side"
+        what = "pairs" if row.paired else "sessions per side"
         return f"{text}: too few sessions for an interval; at least {least} {what} are needed"
     if row.verdict == "regression":
         surely = change.low >= 1 + row.max_regress
@@ -465,7 +464,7 @@ def _sentence(row: MetricRow, change: session_comparison.Change) -> str:
         return f"{text}: better"
     if row.verdict == "same":
         return f"{text}: not worse by {limit}"
-    return f"{text}: {limit} worse can be neither shown nor excluded; {_more(row, change)}"
+    return f"{text}: {limit} worse can be neither shown nor ruled out; {_more(row, change)}"
 
 
 def _change(row: MetricRow) -> str:
@@ -484,11 +483,11 @@ def _change(row: MetricRow) -> str:
 
 def _more(row: MetricRow, change: session_comparison.Change) -> str:
     if row.pairs_needed:
-        what = "pairs" if row.paired else "sessions a side"
-        return f"about {row.pairs_needed} {what} in all would decide, if the estimate holds"
+        what = "pairs" if row.paired else "sessions per side"
+        return f"about {row.pairs_needed} {what} in total would decide, if the estimate holds"
     if row.floor:
         floor = formatting.short(row.floor)
-        return f"recordings of one program may differ by {floor}, pairs run in turns would decide"
+        return f"recordings of one program may differ by {floor}, interleaved pairs would decide"
     limit = row.max_regress
     if limit and session_comparison.pairs_needed(change, limit) <= MANY_PAIRS:
         return f"the estimate is too close to {formatting.short(limit)}"

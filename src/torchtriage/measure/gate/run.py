@@ -97,7 +97,7 @@ def run_once(program: BenchmarkProgram, *, round: int | None = None) -> Measured
     Its standard input is empty, its output is kept for the case that it fails. What it started and left behind is
     ended with it, so that it cannot disturb the next.
 
-    Raises BenchmarkError: it cannot be started, failed, ran too long, or handed over no samples; SampleError: it
+    Raises BenchmarkError: it cannot be started, failed, ran too long, or reported no samples; SampleError: it
     handed over samples that are none.
     """
     with tempfile.TemporaryDirectory(prefix="torchtriage-") as name:
@@ -361,9 +361,9 @@ def _handed_over(file: Path, out: Path, where: str) -> list[DocumentNode]:
             nodes.append(DocumentNode(parse(line, place), place))
     if not nodes:
         raise BenchmarkError(
-            "handed over no samples",
+            "reported no samples",
             where=where,
-            hint='print {"metric": "step", "unit": "s", "values": [0.1, 0.1]} as a line of its own,'
+            hint='print {"metric": "step", "unit": "s", "values": [0.1, 0.1]} on a line of its own,'
             f" or append it to the file ${SAMPLES_VARIABLE}; without --samples it is timed whole",
         )
     return nodes
@@ -374,7 +374,7 @@ def _check_alike(all_of: Sequence[MeasuredProcess], program: BenchmarkProgram) -
     if program.samples and sorted(first) != sorted(last):
         named = [", ".join(f"{metric} ({unit})" for metric, unit in each) for each in (first, last)]
         raise BenchmarkError(
-            f"expected {named[0]} from each process, found {named[1]} in number {len(all_of)}", where=program.where
+            f"expected {named[0]} from each process, found {named[1]} from process {len(all_of)}", where=program.where
         )
 
 

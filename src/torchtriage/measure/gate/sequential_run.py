@@ -45,7 +45,7 @@ class Looks:
         if outcome == "infrastructure":
             self._why = "stopped: it cannot be evaluated"
         elif outcome != "inconclusive" and not first and self._n_pairs < self._plan.max_pairs:
-            self._why = f"enough of at most {self._plan.max_pairs}"
+            self._why = f"clear before the limit of {self._plan.max_pairs}"
         return bool(self._why)
 
     @property

@@ -112,7 +112,7 @@ def agreement(
     before, after = ([_judged(run, [*before, *after]) for run in side] for side in (before, after))
     n = min(map(len, [*before, *after]))
     if not n:
-        reason = "in one of them nothing trains and no model is called"
+        reason = "in one program nothing trains and no model is called"
         return ResultAgreement("nothing", "not compared", 0, None, None, reason)
     of: Any = {"output": "outputs", "loss": "losses"}.get(before[0][0].kind, "steps")
     lengths = [{len(run) for run in side} for side in (before, after)]
@@ -135,11 +135,11 @@ def agreement(
         forms = {answer.form for answer in (*old, *new)}
         if len(forms) > 1:
             if of == "outputs":
-                reason = "they call their models in other ways: outputs have other shapes"
+                reason = "the programs call their models differently: outputs have different shapes"
                 return ResultAgreement(of, "not compared", place, None, None, reason)
             return ResultAgreement(of, "differ", place + 1, None, None, _form_reason(old[0], new[0]), where)
         if not all(_finite_alike(old[0], answer) for answer in (*old, *new)):
-            reason = "some values are not finite in one of them only"
+            reason = "some values are not finite in only one program"
             return ResultAgreement(of, "differ", place + 1, None, None, reason, where)
         n_finite += old[0].is_finite
         old, new = ([answer.without(noise) for answer in side] for side in (old, new))
@@ -198,10 +198,10 @@ def _lengths(old: tuple[Answer, ...], new: tuple[Answer, ...]) -> str:
 
 def _form_reason(old: Answer, new: Answer) -> str:
     if old.kind != new.kind:
-        return f"one goes on with {old.kind}, the other with {new.kind}"
+        return f"one continues with {old.kind}, the other with {new.kind}"
     if old.shapes != new.shapes:
-        return f"{old.kind} of {format_count(len(old.shapes), 'tensor')} and of {len(new.shapes)}, of other shapes"
-    return f"{old.kind} are missing in one of them"
+        return f"{old.kind} of {format_count(len(old.shapes), 'tensor')} and of {len(new.shapes)}, of different shapes"
+    return f"{old.kind} are missing in one program"
 
 
 def _finite_alike(old: Answer, new: Answer) -> bool:

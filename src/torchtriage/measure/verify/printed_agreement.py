@@ -87,7 +87,7 @@ def printed_agreement(
     if apart or others:
         return PrintedAgreement("not compared", n, reason=LINES_DIFFER)
     if not fractions and n < ENOUGH:
-        few = "few whole numbers alone" if n else "no numbers that say what is computed"
+        few = "only a few whole numbers" if n else "no numbers that say what is computed"
         return PrintedAgreement("not compared", n, reason=f"both print {few}")
     return PrintedAgreement("same", n)
 

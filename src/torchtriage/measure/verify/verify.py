@@ -25,15 +25,15 @@ from torchtriage.measure.verify.result import VERIFICATION_SCHEMA, Outcome, Resu
 REST = 0.25
 LONG_ENOUGH_S = 1.0
 """Of timed steps in one run: below, a neighbour on the machine is most of what is measured."""
-ENDED_EARLY = "what the programs print at their end was not reached: --steps 0 runs them to it, and compares it"
+ENDED_EARLY = "the programs were stopped before their final output: --steps 0 runs them to the end and compares it"
 ROUNDING = 0.01
 """What two times, as they are shown, may say another ratio by."""
 FAR_FEWER = 0.75
 """Of the timed steps: a loop is found a few steps earlier or later by chance."""
 WHOLE_RUNS = "whole runs are compared, not steps: start-up and imports dilute the difference"
-OTHER_STEPS = "a step holds another amount of work in each: steps are not compared with steps"
-LONGER_STILL = "whole runs are compared, not steps, and the slower one was ended early: it takes longer still"
-CUT_RUNS = "their steps cannot be compared, and not every run went to its end: --steps 0 compares whole runs"
+OTHER_STEPS = "a step does a different amount of work in each program: steps cannot be compared"
+LONGER_STILL = "whole runs are compared, not steps, and the slower one was stopped early: it takes even longer"
+CUT_RUNS = "their steps cannot be compared, and not every run reached its end: --steps 0 compares whole runs"
 
 
 def conclude(
@@ -205,7 +205,7 @@ def _speed(verification: Verification) -> str:
     if not verification.told:
         known = "No difference" if verification.outcome == "no difference" else "Undecided"
         less, more = _percent(verification.ratio_low), _percent(verification.ratio_high)
-        return f"{known}: {times}; {source}{-less} % less to {more} % more would fit."
+        return f"{known}: {times}; {source}anything from {-less} % less to {more} % more is possible."
     times = f"{times}, and {source}" if source else f"{times}, "
     if verification.ratio < 1:
         saved = f"{format_ms(verification.saved_ms)} saved"
@@ -236,10 +236,10 @@ def _computed(answers: ResultAgreement) -> str:
     if not answers.worst:
         return f"Results agree: {what} are equal."
     if answers.status == "same":
-        return f"Results agree to rounding: {what} differ by {_tiny(answers.worst)} at most."
+        return f"Results agree to rounding: {what} differ by at most {_tiny(answers.worst)}."
     return (
-        f"Results agree as far as runs of one program do: {what} differ by {_tiny(answers.worst)} at most, within one"
-        f" program by {_tiny(answers.own or 0)}."
+        f"Results agree as closely as runs of one program do: {what} differ by at most {_tiny(answers.worst)}, runs of"
+        f" one program by {_tiny(answers.own or 0)}."
     )
 
 
@@ -270,7 +270,7 @@ def _tiny(share: float) -> str:
 def _promise(promise: Promise | None, recorded: bool) -> str:
     if promise is None:
         return (
-            "Nothing had been promised: no finding with a cost is gone."
+            "Nothing was promised: no finding with a cost is gone."
             if recorded
             else "Promise not checked: the programs were not recorded."
         )

@@ -95,7 +95,7 @@ def _check(result: GateResult) -> Iterator[b.Block]:
         *about,
         *machine,
         *([("host", _host([side for _, side in sides]))] if result.after is not None else ()),
-        ("sessions", "in turns, compared in pairs" if result.design == "interleaved" else "stored samples"),
+        ("sessions", "in alternation, compared in pairs" if result.design == "interleaved" else "stored samples"),
         ("false alarms", f"at most {formatting.short(result.alpha)} of checks, all rows together"),
     ]
     yield b.Head("torchtriage gate", result.verdict, (style, ""), facts, (word, result.outcome))
@@ -126,8 +126,8 @@ def _check(result: GateResult) -> Iterator[b.Block]:
     if quiet:
         names = list(dict.fromkeys(map(name, quiet)))
         listed = "; ".join(names[:4]) + (f"; {len(names) - 4} more" if len(names) > 4 else "")
-        yield b.Rows([b.Row("watched", b.dim(f"no answer on {listed}"))], on=b.TERMINAL)
-        yield b.Foot(f"watched, no answer: {listed}")
+        yield b.Rows([b.Row("watched", b.dim(f"no verdict on {listed}"))], on=b.TERMINAL)
+        yield b.Foot(f"watched, no verdict: {listed}")
     for culprit in result.culprits:
         yield from _culprit(culprit)
     ordered = [*loud, *well, *quiet]
@@ -281,7 +281,7 @@ def _history(result: HistoryResult) -> Iterator[b.Block]:
         "One dot is one commit, in order; the line is the level between changes, dashed where it changes. Axes do not"
         " begin at zero."
     )
-    yield b.Section("Along the commits", parts, sub, on=b.PAGE)
+    yield b.Section("Commit by commit", parts, sub, on=b.PAGE)
     yield b.Notes(result.notes)
     yield b.Foot(f"torchtriage {result.version}")
 
@@ -314,7 +314,7 @@ def _forest(rows: Sequence[MetricRow], n_hidden: int, *, many: bool) -> Iterator
     span = min(1.08 * max(reach), MAX_SPAN)
     yield (
         '<section><h2>Changes</h2><p class="sub">After over before with the interval that decides; dashed, the smallest'
-        " change of interest. Right is more, not always worse."
+        " change that matters. Right is more, not always worse."
         '</p><ol class="forest"><li class="scale" aria-hidden="true"><span class="axis">'
         f"<span>{formatting.change(1 - span)}</span><span>no change</span>"
         f"<span>{formatting.change(1 + span)}</span></span></li>"

@@ -21,7 +21,7 @@ def document(result: Verification) -> b.Document:
     programs = [b.Row("before", result.before, fit=True), b.Row("after", result.after, fit=True)]
     blocks: list[b.Block] = [
         b.Head("torchtriage verify", result.verdict, (speed, agree, ""), hang=0),
-        b.Rows([*programs, b.Row("rounds", b.dim(f"{len(result.rounds)}, in turns, no profiler{steps}"))]),
+        b.Rows([*programs, b.Row("rounds", b.dim(f"{len(result.rounds)}, in alternation, no profiler{steps}"))]),
         b.Code(_dots(result)),
         changes(result.findings),
         b.Notes(result.notes, label="limit"),

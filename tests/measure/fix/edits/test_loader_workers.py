@@ -143,4 +143,4 @@ def test_nothing_where_a_loop_changes_the_data_set(change: str) -> None:
 def test_another_order_from_the_second_epoch_on_is_said(order: str, changes: str) -> None:
     text = f"{PICTURES}\nloader = DataLoader(Pictures(names), {order}num_workers=1)\n{TRAIN}"
     found = proposals(text, "for x in loader", "DAT019", "loader-workers")
-    assert [item.changes for item in found if item.what == "leave the workers running"] == [changes]
+    assert [item.changes for item in found if item.what == "keep the workers running"] == [changes]

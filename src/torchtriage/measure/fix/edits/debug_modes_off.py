@@ -78,7 +78,7 @@ def _off(module: Module, call: SourceCall) -> Iterator[Proposal]:
         if isinstance(item, ast.withitem) and isinstance(block, ast.With):
             edits = _without(module, block, item)
             if edits and item.optional_vars is None:
-                yield Proposal(edits, f"take {call.attr} out")
+                yield Proposal(edits, f"remove {call.attr}")
         else:
             yield from taken_out(module, call.node, call.attr)
 
@@ -101,4 +101,4 @@ def _unfilled(module: Module, call: SourceCall) -> Iterator[Proposal]:
     torch = ast.unparse(call.node.func).rpartition(".")[0]
     if isinstance(statement, ast.Expr) and torch and call.node.args and literal(call.node.args[0]) is not False:
         edit = insert_after(module, statement, f"{torch}.utils.deterministic.fill_uninitialized_memory = False")
-        yield Proposal(complete([edit]), "leave new memory as it is")
+        yield Proposal(complete([edit]), "leave new memory uninitialized")

@@ -28,7 +28,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     detached = [node for node in nodes or () if not _needs_no_graph(site.module.parents.get(node))]
     ends = dict.fromkeys(map(end_of, detached))
     if ends:
-        yield Proposal(tuple(SourceEdit(*end, *end, ".detach()") for end in ends), "detach what another model made")
+        yield Proposal(tuple(SourceEdit(*end, *end, ".detach()") for end in ends), "detach the output of another model")
 
 
 class _Chain:

@@ -38,7 +38,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             if text != source(module, node):
                 edits.append(replace_node(node, text))  # type: ignore[arg-type]
     edits += [replace_node(call, source(module, vector)) for name, (call, vector) in made.items() if name in used]
-    yield Proposal(tuple(edits), "scale rows and columns, without a product with a diagonal matrix")
+    yield Proposal(tuple(edits), "scale rows and columns instead of multiplying by a diagonal matrix")
 
 
 def _is_product(node: ast.AST | None) -> bool:

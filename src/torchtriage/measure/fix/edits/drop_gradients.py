@@ -12,7 +12,7 @@ from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import complete, source
 
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH016", "OPT040"})
-UNSET = "gradients are None, and not zero, where a parameter has no part in a backward pass: its update is skipped"
+UNSET = "gradients are None instead of zero if a parameter takes no part in a backward pass: its update is skipped"
 
 
 @first_only

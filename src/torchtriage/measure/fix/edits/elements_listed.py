@@ -37,11 +37,11 @@ Reads = list[tuple[ast.Call, ast.expr]]
 def propose(site: Site) -> Iterator[Proposal]:
     """Yield the loops and comprehensions at the line that read numbers of a tensor, with a list in its place."""
     for loop in site.for_loops:
-        what = f"take the numbers that the loop on line {loop.lineno} reads out at once"
+        what = f"read all numbers of the loop on line {loop.lineno} at once"
         yield Proposal(_of_loop(site, loop), what)
     for node in ast.walk(site.statement) if site.statement is not None else ():
         if isinstance(node, Comprehension) and site.module.around(node, ast.stmt) is site.statement:
-            yield Proposal(_of_comprehension(site, node), "take the numbers that are read out at once")
+            yield Proposal(_of_comprehension(site, node), "read all numbers at once")
 
 
 def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:

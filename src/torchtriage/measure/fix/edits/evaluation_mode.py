@@ -13,7 +13,7 @@ from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import complete, end_of, insert_after, insert_before, source
 
 CODES = frozenset({"CFG042"})
-CHANGES = "in evaluation mode dropout is off and batch norm uses the statistics it has gathered"
+CHANGES = "in evaluation mode dropout is off and batch norm uses its running statistics"
 
 
 @first_only
@@ -28,7 +28,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         if any(path_of(other.owner) == path for other in site.module.sent("eval") if other.owner is not None):
             return
         edits = _around(site, path) if site.module.trains else _where_made(site.module, path, call)
-        yield Proposal(edits, f"switch {path} to evaluation", changes=CHANGES)
+        yield Proposal(edits, f"switch {path} to evaluation mode", changes=CHANGES)
 
 
 def _where_made(module: Module, path: str, call: SourceCall) -> tuple[SourceEdit, ...]:

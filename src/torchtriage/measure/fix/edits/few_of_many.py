@@ -14,7 +14,7 @@ from torchtriage.measure.fix.statements import end_of, imported, source
 
 CODES = frozenset({"KRN101", "HST020", "HST114", "HST106", "HST124", "LCH105"})
 SHUFFLES = ("torch.randperm", "numpy.random.permutation")
-DRAWN = "rows are drawn with replacement, other ones than before"
+DRAWN = "rows are drawn with replacement, and other rows than before"
 
 
 @first_only
@@ -56,7 +56,7 @@ def _sort(module: Module, node: ast.Call) -> Proposal | None:
     count = source(module, first[0])
     options = [count, *([f"dim={source(module, dim)}"] if dim is not None else [])]
     options += [] if descending is not None and literal(descending) is True else ["largest=False"]
-    changes = f"it raises where there are fewer than {count}"
+    changes = f"it raises an error if there are fewer than {count}"
     if not first[2] and (dim is None or literal(dim) != first[1]):
         changes += ", and picks along the last axis"
     picked = f"{values}.topk({', '.join(options)})" + (".indices" if last == "argsort" else "")
@@ -144,7 +144,7 @@ def _shuffle(module: Module, node: ast.Call) -> Proposal | None:
     if not _is_known(module, first[0], node):
         return None
     edits = [replace_node(node, drawn), *(SourceEdit(*end_of(part.value), *end_of(part), "") for part in parts)]
-    return Proposal(tuple(edits), f"draw the {count} that are used", DRAWN)
+    return Proposal(tuple(edits), f"draw only the {count} that are used", DRAWN)
 
 
 def _sorted(module: Module, node: ast.Call) -> Proposal | None:

@@ -19,5 +19,5 @@ def propose(site: Site) -> Iterator[Proposal]:
         if not isinstance(node, ast.Import) or not names:
             continue
         edit = insert_after_imports(module, node, f"{names[0]}.set_flush_denormal(True)")
-        yield Proposal(complete((edit,)), "let the CPU take subnormal numbers for zero")
+        yield Proposal(complete((edit,)), "let the CPU treat subnormal numbers as zero")
         return

@@ -43,7 +43,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             edits = [edit, *filter(None, (_lists(module, item) for item in beside))]
             lines = f"loop on line {loop.lineno}" if len(edits) == 1 else f"loops beside line {loop.lineno}"
             torch, imports = torch_in(module)
-            yield Proposal((*edits, *imports), f"the {lines} on lists: {torch}._foreach_...")
+            yield Proposal((*edits, *imports), f"run the {lines} on lists: {torch}._foreach_...")
             return
     if site.statement is not None and not hasattr(site.statement, "body"):
         yield from _comprehensions(module, site.statement)
@@ -68,9 +68,9 @@ def _comprehensions(module: Module, statement: ast.stmt) -> Iterator[Proposal]:
         after = ".square()" * squared
         if joins == "sum" and len(call.args) == 1:
             text = f"{torch}.stack({norms}){after}.sum(){'.item()' * was_read}"
-            yield Proposal((replace_node(call, text), *imports), "the norms of all tensors at once")
+            yield Proposal((replace_node(call, text), *imports), "compute the norms of all tensors at once")
         elif joins == "torch.stack" and not squared and not was_read:
-            yield Proposal((replace_node(made, norms), *imports), "the norms of all tensors at once")
+            yield Proposal((replace_node(made, norms), *imports), "compute the norms of all tensors at once")
         return
 
 

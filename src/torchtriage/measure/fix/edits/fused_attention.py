@@ -22,7 +22,7 @@ CODES = frozenset({"HST114", "KRN025", "LCH014"})
 
 SWAPPED = re.compile(r"\.(transpose\((-2, -1|-1, -2|2, 3|3, 2)\)|mT|permute\((0, 1, 3, 2|0, 2, 1)\))$")
 SWAPPED_BATCH = re.compile(r"\.transpose\((1, 2|2, 1)\)$")
-FULLY = "rows of which nothing is seen give other values"
+FULLY = "fully masked rows give different values"
 INFINITE = re.compile(r"\binf\b")
 LOW = -1e4
 """Scores at most this high have no weight after softmax."""
@@ -64,7 +64,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             around = module.parents.get(call.node)
             if isinstance(around, ast.Subscript) and literal(around.slice) == 0:
                 edit = add_keyword(module.text, call.node, "need_weights", "False")
-                yield Proposal(complete((edit,)), "attention without weights that nobody uses")
+                yield Proposal(complete((edit,)), "attention without the weights, which nothing uses")
     for node in ast.walk(site.function) if site.function is not None else ():
         product = _product(module, node)
         if product is not None and isinstance(node, ast.expr):

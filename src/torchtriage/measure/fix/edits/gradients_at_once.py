@@ -21,7 +21,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     """Yield one call for a loop that takes row i of the gradient of output i: the other rows of it are zeros."""
     for loop in site.for_loops:
         if isinstance(loop.target, ast.Name) and len(loop.body) == 2:
-            what = f"take the gradients of the loop on line {loop.lineno} in one call"
+            what = f"compute the gradients of the loop on line {loop.lineno} in one call"
             yield Proposal(_at_once(site, loop, loop.target.id), what)
 
 

@@ -15,7 +15,7 @@ from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import source
 
 CODES = frozenset({"CMP030"})
-RISK = "gradients may be NaN where the branch that is not taken divides by zero, or the like"
+RISK = "gradients may be NaN if the branch that is not taken divides by zero, or similar"
 PARTIAL = re.compile(r"/|%|\*\*|log|sqrt|pow|norm|acos|asin|reciprocal")
 
 
@@ -41,11 +41,11 @@ def propose(site: Site) -> Iterator[Proposal]:
             chosen = _chosen(module, node)
             if chosen is not None:
                 edits += [chosen, *torch_in(module)[1]]
-                done.append("torch.where in the place of a branch")
+                done.append("torch.where instead of a branch")
                 risky = risky or PARTIAL.search(chosen.text) is not None
     if edits:
         silent = [item for item in done if item.endswith("()") and item != "no item()"]
-        changes = "compiled code reports nothing any more" if silent else RISK if risky else ""
+        changes = "compiled code no longer reports anything" if silent else RISK if risky else ""
         yield Proposal(tuple(edits), f"one graph: {', '.join(dict.fromkeys(done))}", changes)
 
 

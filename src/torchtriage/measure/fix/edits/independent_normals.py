@@ -33,7 +33,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         names, added = zip(*(imported(module, f"{PACKAGE}.{name}") for name in ("Independent", "Normal")), strict=True)
         new = replace_node(node, f"{names[0]}({names[1]}({source(module, node.args[0])}, {scale}), 1)")
         edits |= {(edit.line, edit.column): edit for edit in (new, *gone, *added[0], *added[1])}
-    yield Proposal(tuple(edits.values()), "normal distributions of each number, without a matrix")
+    yield Proposal(tuple(edits.values()), "one normal distribution per number, without a matrix")
 
 
 def _scale(module: Module, node: ast.Call) -> tuple[str, tuple[SourceEdit, ...]]:

@@ -42,7 +42,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     if constants:
         edits = tuple(replace_node(item, str(EVERY)) for item in dict.fromkeys(constants))
         lines = sorted({f"line {item.lineno}" for item in constants})
-        what = f"let {name} be {EVERY}: {', '.join(lines)}"
+        what = f"set {name} to {EVERY}: {', '.join(lines)}"
         yield Proposal(edits, what, changes=f"reports, checkpoints or evaluations come every {EVERY} steps")
 
 

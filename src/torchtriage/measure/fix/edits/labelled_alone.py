@@ -54,7 +54,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             )
         )
         if picked:
-            yield Proposal(edits, "compute the logits of positions with a label alone")
+            yield Proposal(edits, "compute the logits only for positions with a label")
 
 
 def _unflattened(node: ast.expr) -> ast.expr:

@@ -26,7 +26,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     loops: list[ast.For | ast.comprehension] = [item for item in nodes if isinstance(item, ast.comprehension)]
     loops += [statement] if isinstance(statement, ast.For) else []
     for loop in loops:
-        yield Proposal(_edits(site.module, loop), "take the labels, and load no samples", per_run=True)
+        yield Proposal(_edits(site.module, loop), "read only the labels, without loading samples", per_run=True)
 
 
 def _edits(module: Module, loop: ast.For | ast.comprehension) -> tuple[SourceEdit, ...]:

@@ -97,7 +97,7 @@ def _into_condition(site: Site, body: list[ast.stmt], at: int, loop: Loop | None
     edits = move_before(module, statement, target.body[0])
     what = f"compute {', '.join(sorted(names)) or source(module, statement)} only when it is reported"
     own = isinstance(statement, ast.Expr) or _adds(site, [statement])
-    changes = "what it adds or writes is of the reported steps alone" if own else ""
+    changes = "it adds or writes only in the reported steps" if own else ""
     return Proposal(edits, what, changes) if edits else None
 
 
@@ -136,7 +136,7 @@ def _under_condition(site: Site, body: list[ast.stmt], at: int, loop: Loop | Non
             return None
         edits.append(last)
     called = source(module, block[0]).splitlines()[0]
-    changes = f"what it saves, prints or evaluates comes every {every} steps"
+    changes = f"it saves, prints or evaluates only every {every} steps"
     return Proposal(tuple(edits), f"run this every {every} steps: {called[:60]}", changes=changes)
 
 

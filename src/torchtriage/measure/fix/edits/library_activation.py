@@ -83,7 +83,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         functional, imports = imported(module, "torch.nn.functional")
         edits = tuple(replace_node(node, f"{functional}.{text}") for node, text in found)
         names = ", ".join(sorted({text.partition("(")[0] for _, text in found}))
-        yield Proposal((*edits, *imports), f"PyTorch's own {names} in the place of its formula")
+        yield Proposal((*edits, *imports), f"PyTorch's own {names} instead of its formula")
 
 
 def _activation(module: Module, node: ast.expr) -> str | None:

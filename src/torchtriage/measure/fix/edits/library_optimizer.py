@@ -48,7 +48,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         out = remove(module, owner.node)
         if text and out is not None:
             imports = torch_in(module)[1]
-            what = f"{text.partition('(')[0]} in the place of {owner.name}"
+            what = f"{text.partition('(')[0]} instead of {owner.name}"
             yield Proposal((replace_node(made[0].node, text), out, *imports), what)
 
 

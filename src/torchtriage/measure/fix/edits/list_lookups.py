@@ -91,7 +91,7 @@ def _looked_up(site: Site, statement: ast.stmt, node: ast.expr, over: ast.expr, 
     else:
         edits = [replace_node(item, name) for item in _same_tests(place, path)]
     kind = "dictionary" if method else "set"
-    return Proposal(complete((before, *edits, *later)), f"look in a {kind} instead of through {path}")
+    return Proposal(complete((before, *edits, *later)), f"look up in a {kind} instead of searching {path}")
 
 
 def _shared(site: Site, path: str) -> ast.stmt | None:

@@ -40,7 +40,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     indented = row.replace("\n", "\n    ")
     new = f"try:\n    {indented}\nexcept StopIteration:\n    {started}\n    {indented}"
     edits = complete((insert_before(module, outermost, started), statement_edit(module, statement, new)))
-    yield Proposal(edits, f"go through {source(module, loader)} with one iterator", CHANGES)
+    yield Proposal(edits, f"iterate over {source(module, loader)} with one iterator", CHANGES)
 
 
 def _is_first(node: ast.AST) -> bool:

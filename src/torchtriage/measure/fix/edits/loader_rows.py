@@ -22,7 +22,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     for call in loaders_at(site)[:2]:
         given = _arguments(call.node)
         if given is not None and hands_out_rows(site.module, call):
-            yield Proposal(_edits(site.module, call, given), "take the rows of a batch with one index")
+            yield Proposal(_edits(site.module, call, given), "take the rows of a batch with one indexing operation")
 
 
 def _arguments(node: ast.Call) -> dict[str, ast.expr] | None:

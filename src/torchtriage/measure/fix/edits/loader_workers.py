@@ -100,7 +100,7 @@ def _running(module: Module, call: SourceCall, number: int) -> Iterator[Proposal
     if keyword(node, "persistent_workers") is None:
         lasts = "True" if constant is given else f"{source(module, given)} > 0"
         changes = REORDERED if shuffles(call) or draws(module, call) else ""
-        yield Proposal(set_keywords(module, node, {"persistent_workers": lasts}), "leave the workers running", changes)
+        yield Proposal(set_keywords(module, node, {"persistent_workers": lasts}), "keep the workers running", changes)
     if constant is None:
         return
     more = min(n_cores(), MOST)

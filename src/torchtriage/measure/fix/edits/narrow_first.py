@@ -35,7 +35,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             for text in _nested(site.module, node):
                 yield Proposal((replace_node(node, text),), "multiply the factors in the order that takes less work")
         elif text := _layer_first(site.module, node):
-            yield Proposal((replace_node(node, text),), f"make the features narrow before {path_of(node.func)}()")
+            yield Proposal((replace_node(node, text),), f"narrow the features before {path_of(node.func)}()")
 
 
 def _nested(module: Module, node: ast.Call) -> Iterator[str]:

@@ -23,9 +23,9 @@ NEEDLESS = re.compile(
     r"|torch\.\w+\.memory\._record_memory_history|empty_cache|synchronize|sleep|inspect\.stack|warnings\.warn)$"
     r"|\.(flush|fsync)$"
 )
-UNFLUSHED = "what is written last is seen later: by other programs as well"
-UNPACED = "the loop is not slowed down any more: what it asks or drives may need the pause"
-UNSYNCED = "what is written last may be lost when the machine fails"
+UNFLUSHED = "the last output is seen later, by other programs, too"
+UNPACED = "the loop no longer pauses: what it polls or drives may need the pause"
+UNSYNCED = "the last writes may be lost if the machine fails"
 CLOCK = re.compile(r"perf_counter|time\.time\(|monotonic|Event\(|\.record\(|elapsed_time|timeit")
 COPIES = re.compile(r"^(copy\.(deepcopy|copy)|deepcopy|traceback\.(extract_stack|format_stack)|inspect\.stack)$")
 
@@ -45,12 +45,12 @@ def propose(site: Site) -> Iterator[Proposal]:
             edits = tuple(filter(None, [remove(module, statement)]))
         text = "\n".join(source(module, item) for item in calls)
         if edits:
-            what = f"take {_names(module, calls)} out of the step"
+            what = f"remove {_names(module, calls)} from the step"
             yield Proposal(edits, what, changes=_changes(text))
     elif (edit := _without_flush(statement)) is not None:
         yield Proposal((edit,), "let the output buffer fill")
     elif _is_unread_copy(site, statement) and (edit := remove(module, statement)) is not None:
-        yield Proposal((edit,), "leave out a copy that nobody reads")
+        yield Proposal((edit,), "leave out a copy that is never read")
 
 
 def _changes(text: str) -> str:

@@ -34,7 +34,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     guessed = [_said(module, call, name, float32, guess=True) for call in inside]
     plain = [_said(module, call, name, float32, guess=False) for call in inside]
     for edits in (guessed, plain) if guessed != plain else (plain,):
-        yield Proposal((*imports, *edits), "make the tensors of arrays, not of Python numbers one by one")
+        yield Proposal((*imports, *edits), "make the tensors from arrays, not from Python numbers one by one")
 
 
 def _is_made_of_python(module: Module, call: SourceCall) -> bool:
@@ -83,4 +83,4 @@ def _stacked(site: Site) -> Iterator[Proposal]:
             same = plain and array == source(module, made.generators[0].target)
             arrays = source(module, made.generators[0].iter) if same else f"[{array} {loops}]"
             new = f"{source(module, inner.func)}({stack}({arrays}))"
-            yield Proposal((*imports, replace_node(node, new)), "stack the arrays, and make one tensor of them")
+            yield Proposal((*imports, replace_node(node, new)), "stack the arrays, and make one tensor from them")

@@ -30,7 +30,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     if ELSEWHERE.search(site.module.text):
         return
     edits = _of_loop(site, loop) if isinstance(loop, ast.For) and loop.body == [statement] else _of_body(site, body)
-    yield Proposal(edits, "add the losses up, and go backward once")
+    yield Proposal(edits, "add up the losses, and run backward once")
 
 
 def _passed(statement: ast.stmt) -> ast.expr | None:

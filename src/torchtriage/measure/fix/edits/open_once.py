@@ -39,7 +39,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         edits = _of_name(samples, function, function.owner, statement)
     else:
         return
-    yield Proposal(edits, "open the file once, and leave it open")
+    yield Proposal(edits, "open the file once, and keep it open")
 
 
 def _of_block(samples: Samples, function: SourceFunction, owner: Class, block: ast.With) -> tuple[SourceEdit, ...]:

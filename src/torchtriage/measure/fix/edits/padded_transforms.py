@@ -30,7 +30,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         # 5 leading bits: no factor above 31, and 6 % more at most
         text = f"{length.id} += -{length.id} % (1 << max({length.id}.bit_length() - 5, 0))"
         if _only_pads(site.module, node, length):
-            what = f"pad the transforms of line {node.lineno} to a length of small factors"
+            what = f"pad the transforms of line {node.lineno} to a length with small factors"
             yield Proposal(complete((insert_after(site.module, node, text),)), what)
 
 

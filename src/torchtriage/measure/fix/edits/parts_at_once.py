@@ -47,7 +47,7 @@ def _proposal(site: Site, loop: ast.For, path: str, parts: list[Part]) -> Propos
         return None  # the tensor may be None where it is not taken
     before = insert_before(module, loop, f"{name} = {path}.unbind({axis})")
     edits = [before, *(replace_node(part.node, f"{name}[{source(module, part.place)}]") for part in parts)]
-    return Proposal(complete(edits), f"take the parts of {path} at once, before the loop on line {loop.lineno}")
+    return Proposal(complete(edits), f"take all parts of {path} at once, before the loop on line {loop.lineno}")
 
 
 def _runs_in_each_turn(module: Module, node: ast.AST, loop: ast.For) -> bool:

@@ -26,7 +26,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     if edits:
         yield Proposal(edits, "crop and sample before the other transforms")
     for edits in _layers(site):
-        yield Proposal(edits, "compute the layer for the positions that are read")
+        yield Proposal(edits, "compute the layer only for the positions that are read")
         return
 
 

@@ -24,7 +24,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     if loop is None:
         return
     edits = dict.fromkeys(edit for item in _statements(loop.body) for edit in _later(site, item))
-    yield Proposal(tuple(edits), f"read what the loop on line {loop.lineno} adds up after it")
+    yield Proposal(tuple(edits), f"read the sums of the loop on line {loop.lineno} after it")
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

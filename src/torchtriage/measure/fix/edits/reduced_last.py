@@ -40,11 +40,11 @@ def propose(site: Site) -> Iterator[Proposal]:
             edit = replace_node(node, f"{text}.{PLACES[name]}({axis}).indices")
             yield Proposal((edit,), f"take the indices of {PLACES[name]}")
         elif name in NORMS:
-            yield Proposal((replace_node(node, f"{last}.norm(dim=-1)"),), "bring the axis of the norm to the end")
+            yield Proposal((replace_node(node, f"{last}.norm(dim=-1)"),), "move the axis of the norm to the end")
         else:
             back = f"movedim(-1, {axis}).contiguous()"  # what comes after may want a view of it
             edit = replace_node(node, f"{source(module, node.func)}({last}, dim=-1).{back}")
-            yield Proposal((edit,), "bring the axis of the norm to the end")
+            yield Proposal((edit,), "move the axis of the norm to the end")
 
 
 def _arguments(module: Module, node: ast.Call, names: tuple[str, ...]) -> tuple[ast.expr | None, dict[str, ast.expr]]:

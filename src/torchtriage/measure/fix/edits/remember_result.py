@@ -74,7 +74,7 @@ def _cached(site: Site, flow: Flow, function: SourceFunction) -> Proposal | None
     direct = alias_of(module, "functools.cache")
     cached = decorate(module.text, node, direct or f"{functools}.cache")
     edits = complete([cached, *([] if direct else imports)])
-    return Proposal(edits, f"remember what {function.name}() gives for the same arguments") if edits else None
+    return Proposal(edits, f"cache the result of {function.name}() for the same arguments") if edits else None
 
 
 def _comes_again(call: SourceCall) -> bool:

@@ -19,7 +19,7 @@ from torchtriage.measure.fix.statements import body_of, free_name, insert_before
 CODES = words("LCH103 LCH105 LCH111 HST020 HST114 CFG043 CFG042 OPT101 LCH014")
 BETWEEN = re.compile(r"\.(step|train|eval|load_state_dict|zero_|copy_|requires_grad_)\(")
 COUNTS = re.compile(r"BatchNorm|batch_norm|torchvision|\btimm\b|track_running_stats|Dropout|dropout|spectral_norm")
-COUNTED = "running statistics and random numbers move on once instead of twice"
+COUNTED = "running statistics and random numbers advance once instead of twice"
 CHANGES = words("train load_state_dict mul_ lerp_ copy_")
 FROZEN = re.compile(
     r"teacher|frozen|ref(erence)?(_|$|\b)|backbone|encoder|pretrained|extractor|vgg|clip|lpips|target", re.I
@@ -107,7 +107,7 @@ def _kept(site: Site, flow: Flow, call: ast.Call, statement: ast.stmt) -> Propos
     if not counter or name in names_in(module.tree) or _is_trained(site, path) or _is_given(site, path):
         return None
     edits = kept_by_key(module, statement.value, statement, outer, name, counter)
-    return Proposal((*edits, *more) if edits else (), f"run {path}() once for each batch, and not in each epoch")
+    return Proposal((*edits, *more) if edits else (), f"run {path}() once for each batch, not in each epoch")
 
 
 def _is_given(site: Site, path: str) -> bool:

@@ -23,7 +23,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     large = {hit.node for hit in find(module)}
     tables = [call.node for call in module.called(*TABLES) if call.node in large]
     edits = tuple(edit for table in tables for edit in set_keywords(module, table, {"sparse": "True"}))
-    yield Proposal(edits, "let only the rows that a batch looks up have gradients")
+    yield Proposal(edits, "compute gradients only for the rows that a batch looks up")
 
 
 def _takes_sparse(call: SourceCall) -> bool:

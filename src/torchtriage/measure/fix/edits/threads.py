@@ -29,4 +29,4 @@ def propose(site: Site) -> Iterator[Proposal]:
     if site.line not in lines:
         return
     edits = tuple(edit for item in statements if (edit := remove(module, item)) is not None)
-    yield Proposal(edits, "leave the number of threads to the machine")
+    yield Proposal(edits, "leave the number of threads at its default")

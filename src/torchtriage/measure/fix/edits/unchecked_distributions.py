@@ -33,7 +33,7 @@ def propose(site: Site) -> Iterator[Proposal]:
                 continue
             name, edits = imported(module, f"{PACKAGE}.Distribution")
         edit = insert_after_imports(module, node, f"{name}.set_default_validate_args(False)")
-        yield Proposal(complete((*edits, edit)), "leave out the checks of distributions' arguments")
+        yield Proposal(complete((*edits, edit)), "skip the validation of distributions' arguments")
         return
 
 

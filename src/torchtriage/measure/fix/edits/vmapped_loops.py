@@ -79,7 +79,7 @@ def _asked(site: Site, node: ast.For | ast.ListComp | ast.GeneratorExp) -> Propo
         edits = _of_loop(site, node) if isinstance(node, ast.For) else _of_comprehension(site, node)
     except NotRowsError:
         return None
-    changes = "random numbers are drawn in another order" if DRAWS.search(site.module.text) else ""
+    changes = "random numbers are drawn in a different order" if DRAWS.search(site.module.text) else ""
     return Proposal(edits, f"compute all iterations of the loop on line {node.lineno} at once", changes)
 
 

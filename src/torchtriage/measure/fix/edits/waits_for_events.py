@@ -30,13 +30,13 @@ def propose(site: Site) -> Iterator[Proposal]:
             continue
         for edits, what in (
             (_blocking(module, loop), "let the queue wait"),
-            (_notified(site, loop), "wait for a notice"),
+            (_notified(site, loop), "wait for a notification"),
         ):
             if edits:
                 yield Proposal(edits, f"{what} instead of polling on line {loop.lineno}")
         if _polls(module, loop, sleep):
             short = replace_node(sleep.args[0], SHORT)
-            yield Proposal((short,), f"poll more often on line {loop.lineno}", "what is polled is asked more often")
+            yield Proposal((short,), f"poll more often on line {loop.lineno}", "it polls more often")
         return
 
 

@@ -30,7 +30,7 @@ def propose(site: Site) -> Iterator[Proposal]:
             edits = _of_choices(module, node, weights)
         else:
             continue
-        yield Proposal(edits, f"sum {source(module, weights)} up once for all draws")
+        yield Proposal(edits, f"sum up {source(module, weights)} once for all draws")
 
 
 def _of_choice(module: Module, node: ast.Call, weights: ast.expr) -> tuple[SourceEdit, ...]:

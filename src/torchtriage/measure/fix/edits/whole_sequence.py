@@ -13,7 +13,7 @@ from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import complete, remove, source, statement_edit
 
 CODES = frozenset({"LCH106", "LCH109", "LCH014", "LCH015", "LCH017", "HST020", "HST114"})
-NAMES = "parameters have other names: old checkpoints do not load"
+NAMES = "parameters have different names: old checkpoints do not load"
 CELLS = frozenset({"torch.nn.LSTMCell", "torch.nn.GRUCell", "torch.nn.RNNCell"})
 
 

@@ -22,7 +22,7 @@ def read_pytest_benchmark(document: DocumentNode, here: Run) -> Run:
             raise stats.get("data").fail(
                 "the samples of each test",
                 "only statistics were saved: pytest --benchmark-json=FILE,"
-                " or --benchmark-save-data beside --benchmark-autosave",
+                " or --benchmark-save-data with --benchmark-autosave",
             )
         name = test.get("fullname").text() if test.has("fullname") else test.get("name").text()
         session = Session(stats.get("data").numbers(), None, None, at_s)

@@ -358,11 +358,11 @@ def test_a_folder_does_not_lead_outside(folder: Path, tmp_path: Path) -> None:
     head, *others = Agent(folder).ask("lint", paths=["sources"])
     assert head["n_files"] == 1
     told = [record["untrusted"]["message"] for record in others if "outside" in json.dumps(record)]
-    assert told == ["link.py: not read, a link that leads outside"]
+    assert told == ["link.py: not read, a link to a place outside"]
     for tool in ("analyze", "doctor"):
         records = Agent(folder).ask(tool, path=".")
         told = [record["untrusted"]["message"] for record in records if "link.json" in json.dumps(record)]
-        assert told == ["link.json: not read, a link that leads outside"]
+        assert told == ["link.json: not read, a link to a place outside"]
 
 
 def test_a_recording_opens_no_source_outside(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ def test_a_program_that_takes_too_long_is_ended(root: Path) -> None:
 
     text, failed = use(root, main, "--allow-run")
     assert failed
-    assert "was ended after 4 s" in json.loads(text)["untrusted"]["message"]
+    assert "was stopped after 4 s" in json.loads(text)["untrusted"]["message"]
     wait_until_gone(root)
 
 

@@ -83,7 +83,7 @@ class Pages:
         if of != asked or not 0 < int(number) < len(answer.records):
             raise UsageError(
                 f"the cursor {cursor!r} belongs to another request of {answer.tool}",
-                hint="repeat the arguments of the first page beside next",
+                hint="repeat the arguments of the first page together with next",
             )
         return self._page(answer, key, int(number))[0]
 

@@ -88,7 +88,7 @@ def links_outside(
 
 def not_read(links: Collection[str]) -> list[str]:
     """Return what to say of links that were left out."""
-    return [f"{link}: not read, a link that leads outside" for link in sorted(links)]
+    return [f"{link}: not read, a link to a place outside" for link in sorted(links)]
 
 
 class _CancelledError(Exception):
@@ -164,7 +164,7 @@ class Desk:
             if path not in self._runs:
                 raise UsageError(f"expected one of the last {KEPT_RUNS} runs, found {path!r}", hint="run it again")
             if options:
-                raise UsageError("the recordings of a run are not kept: no other question can be asked", where=path)
+                raise UsageError("the recordings of a run are not kept: nothing else can be asked about it", where=path)
             return self._runs[path]
         from torchtriage.api import traces
 

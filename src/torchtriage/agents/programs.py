@@ -106,14 +106,14 @@ async def measured(
             ended = await run_command([command, *places, *options, *words], folder, tell)
         if ended is None:
             raise UsageError(
-                f"{command} was ended after {timeout_s:g} s", hint="pass a larger timeout_s, or fewer steps"
+                f"{command} was stopped after {timeout_s:g} s", hint="pass a larger timeout_s, or fewer steps"
             )
         if not report.is_file():
             lines = "\n".join(ended.last_lines)
             raise UsageError(
                 f"expected a report, found none: {command} ended with exit code {ended.exit_code}\n{lines}",
                 where=shlex.join(mask_secrets(words)),
-                hint="run the script by itself first: it must end with 0 and have a loop of steps",
+                hint="run the script on its own first: it must exit with 0 and have a loop of steps",
             )
         last = [line for line in ended.last_lines if line != f"wrote {report}"]
         return msgspec.json.decode(report.read_bytes()), Ended(ended.exit_code, last)

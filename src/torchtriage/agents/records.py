@@ -71,7 +71,7 @@ def tables(document: Document, only: str = "") -> list[Record]:
                 continue
             out.append({"kind": "table", "id": f"{prefix}{name}", "rows": len(rows), UNTRUSTED: head})
             out += [{"kind": "row", "id": f"{prefix}{name}.{n}", UNTRUSTED: row} for n, row in enumerate(rows, 1)]
-    return out or [{"kind": "no table", "why": f"the recording holds nothing for {only or 'any table'}; ask doctor"}]
+    return out or [{"kind": "no table", "why": f"the recording has no data for {only or 'any table'}; ask doctor"}]
 
 
 def answers(document: Document) -> list[Record]:

@@ -80,11 +80,11 @@ class Analyze(Tool, frozen=True, kw_only=True):
 
 
 class Tables(Tool, frozen=True, kw_only=True):
-    """Give the tables of a recording, row by row: device time, steps, kernels, operators, phases, ranks."""
+    """Return the tables of a recording, row by row: device time, steps, kernels, operators, phases, ranks."""
 
     path: Trace
     table: Annotated[str, msgspec.Meta(description=f"One of {', '.join(records.TABLES)}; empty: all.")] = ""
-    by: Annotated[By, msgspec.Meta(description="What the rows of a further table of device time are.")] = "category"
+    by: Annotated[By, msgspec.Meta(description="Adds a table of device time with these rows.")] = "category"
 
     async def find(self, desk: Desk, call: Call) -> Answer:
         given = {} if self.by == "category" else {"by": self.by}
@@ -96,13 +96,13 @@ class Explain(Tool, frozen=True, kw_only=True):
     """Explain a code (what it means, why it is slow, when to leave it), or all evidence of one finding."""
 
     what: Annotated[str, msgspec.Meta(description="SYN001, its name, a finding's id F1-SYN001, or F1-SYN001.E2.")]
-    path: Annotated[str, msgspec.Meta(description="The input that the id is of; not needed for a code.")] = ""
+    path: Annotated[str, msgspec.Meta(description="The input that the id belongs to; not needed for a code.")] = ""
 
     async def find(self, desk: Desk, call: Call) -> Answer:
         if not _IDENTITY.match(self.what):
             return Answer("explain", self.what, records.explained_code(self.what))
         if not self.path:
-            raise UsageError("expected a path beside the id of a finding", where=self.what, hint="pass the input, too")
+            raise UsageError("expected a path with the id of a finding", where=self.what, hint="pass the input, too")
         document = await desk.document(self.path, call)
         return Answer("explain", self.path, records.explained_finding(document, self.what))
 
@@ -112,7 +112,7 @@ class Compare(Tool, frozen=True, kw_only=True):
 
     before: Trace
     after: Trace
-    across: Annotated[bool, msgspec.Meta(description="The two are of different kinds of device.")] = False
+    across: Annotated[bool, msgspec.Meta(description="The two were recorded on different kinds of device.")] = False
 
     async def find(self, desk: Desk, call: Call) -> Answer:
         from torchtriage.api import traces
@@ -134,7 +134,7 @@ class Compare(Tool, frozen=True, kw_only=True):
 
 
 class WhatIf(Tool, frozen=True, kw_only=True):
-    """Predict what a change would give by replaying the recording, such as gpu*0.5, cpu*0.5, comm=0, no-sync."""
+    """Predict what a change would save by replaying the recording, such as gpu*0.5, cpu*0.5, comm=0, no-sync."""
 
     path: Trace
     questions: Annotated[list[str], msgspec.Meta(min_length=1, max_length=20)]
@@ -145,7 +145,7 @@ class WhatIf(Tool, frozen=True, kw_only=True):
 
 
 class Lint(Tool, frozen=True, kw_only=True):
-    """Find slow PyTorch code in source alone: hints with exact lines, and safe edits as diffs. Writes nothing."""
+    """Find slow PyTorch code from the source alone: hints with exact lines, and safe edits as diffs. Writes nothing."""
 
     paths: Annotated[list[str], msgspec.Meta(min_length=1, description="Python files, notebooks, folders.")]
     only: Annotated[list[str], msgspec.Meta(description="Codes or names of rules; empty: all.")] = []
@@ -166,7 +166,7 @@ class Lint(Tool, frozen=True, kw_only=True):
                 only=self.only,
                 exclude=[escape(link) for link in outside],
                 named=desk.roots.shown,
-                progress=lambda n: progress(n, None, f"{n} files looked at"),
+                progress=lambda n: progress(n, None, f"{n} files checked"),
             )
             return msgspec.json.decode(format_of(result).encode(result))
 
@@ -185,7 +185,7 @@ class Run(Tool, frozen=True, kw_only=True):
     args: list[str] = []
     steps: Annotated[int, msgspec.Meta(ge=1, description="Steps to record for the cost.")] | None = None
     warmup: Annotated[int, msgspec.Meta(ge=0, description="Steps to skip at the start.")] | None = None
-    to_its_end: Annotated[bool, msgspec.Meta(description="Do not end the script once it is recorded.")] = False
+    to_its_end: Annotated[bool, msgspec.Meta(description="Do not stop the script once it is recorded.")] = False
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
 
     async def find(self, desk: Desk, call: Call) -> Answer:
@@ -206,7 +206,7 @@ class Run(Tool, frozen=True, kw_only=True):
 
 
 class Verify(Tool, frozen=True, kw_only=True):
-    """Prove a fix: run two versions of a script in turns, unprofiled, until the difference is known to 2 %.
+    """Prove a fix: run two versions of a script in alternation, unprofiled, until the difference is known to 2 %.
 
     Says faster, slower, no difference, results differ, or undecided. The programs have all rights of this server.
     """
@@ -215,8 +215,8 @@ class Verify(Tool, frozen=True, kw_only=True):
     after: Script
     args: Annotated[list[str], msgspec.Meta(description="Arguments of both scripts.")] = []
     steps: Annotated[int, msgspec.Meta(ge=0, description="Timed steps of each run; 0 compares whole runs.")] = 40
-    rounds: Annotated[int, msgspec.Meta(ge=3, description="Runs of each program at most.")] = 12
-    allow: Annotated[bool, msgspec.Meta(description="Other results are intended.")] = False
+    rounds: Annotated[int, msgspec.Meta(ge=3, description="Maximum runs of each program.")] = 12
+    allow: Annotated[bool, msgspec.Meta(description="Different results are intended.")] = False
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
 
     async def find(self, desk: Desk, call: Call) -> Answer:
@@ -235,7 +235,7 @@ class Verify(Tool, frozen=True, kw_only=True):
 
 
 class Fix(Tool, frozen=True, kw_only=True):
-    """Try known changes for what run finds, in a copy of the project, and give those that are proved as a patch.
+    """Try known changes for what run finds, in a copy of the project, and return the proven ones as a patch.
 
     Each change is measured against the program as it was, and must compute the same. Nothing is written without apply.
     The program has all rights of this server.
@@ -245,8 +245,8 @@ class Fix(Tool, frozen=True, kw_only=True):
     args: list[str] = []
     only: Annotated[list[str], msgspec.Meta(description="Codes or names of findings; empty: all.")] = []
     budget_minutes: Annotated[float, msgspec.Meta(gt=0, description="Try nothing new after this time.")] = 10.0
-    allow: Annotated[bool, msgspec.Meta(description="Take what changes results on purpose.")] = False
-    apply: Annotated[bool, msgspec.Meta(description="Write the proved changes into the project.")] = False
+    allow: Annotated[bool, msgspec.Meta(description="Accept changes that alter results on purpose.")] = False
+    apply: Annotated[bool, msgspec.Meta(description="Write the proven changes into the project.")] = False
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
 
     async def find(self, desk: Desk, call: Call) -> Answer:

@@ -59,13 +59,13 @@ class Page:
 
 
 NUMBERS = (
-    "Codes below 100 are numbered through all families, those from 101 on within each family. A number is never used"
-    " again, so gaps are no missing patterns."
+    "Codes below 100 are numbered through all families, those from 101 on within each family. A number is never"
+    " reused, so gaps are not missing patterns."
 )
 WORDS = (
-    "A finding is certain where the recording proves it, likely where it looks like it and the time is lost, and a hint"
-    " where something is missing to be sure or the fix is a trade-off. A cost of grade A is measured, B modelled, C"
-    " bounded. All words and numbers: docs/definitions.md."
+    "A finding is certain if the recording proves it, likely if the recording matches and the time is lost, and a hint"
+    " if something needed for proof is missing or the fix is a trade-off. A cost of grade A is measured, B modelled, C"
+    " bounded. All terms and numbers: docs/definitions.md."
 )
 
 

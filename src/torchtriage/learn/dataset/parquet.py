@@ -22,7 +22,7 @@ def write_parquet(document: dict[str, Any], path: Path) -> None:
     """
     if find_spec("pyarrow") is None:
         raise MissingExtraError(
-            "writing Parquet needs pyarrow, not installed here", hint="pip install 'torchtriage[parquet]'"
+            "writing Parquet needs pyarrow, which is not installed", hint="pip install 'torchtriage[parquet]'"
         )
     import pyarrow as pa
     from pyarrow import parquet

@@ -84,7 +84,7 @@ class DatasetItem:
         except ValueError as error:
             raise TraceFormatError(
                 f"expected the profiler's JSON in {self.path}, found another format",
-                hint="it is as published, packed with gzip: copy the file",
+                hint="it is kept as published, compressed with gzip: copy the file",
             ) from error
         return document if isinstance(document, dict) else {"traceEvents": document}
 
@@ -133,7 +133,7 @@ def dataset_items(folder: Path) -> Iterator[DatasetItem]:
     if not found:
         raise UsageError(
             f"expected recordings of the benchmark in {folder}, found none",
-            hint="torchtriage benchmark dataset record makes them; with fetch, it gets those of devices",
+            hint="torchtriage benchmark dataset record makes them; dataset fetch downloads those of devices",
         )
     yield from map(read_item, found)
 
@@ -147,11 +147,11 @@ def read_item(path: Path) -> DatasetItem:
     try:
         about = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UsageError(f"expected what is known of a recording in {path}, found {error}", hint=hint) from error
+        raise UsageError(f"expected a recording's metadata in {path}, found {error}", hint=hint) from error
     missing = _KEYS - about.keys() if isinstance(about, dict) else _KEYS
     if missing:
         raise UsageError(
-            f"expected what is known of a recording in {path}, found none of {', '.join(sorted(missing))}", hint=hint
+            f"expected a recording's metadata in {path}, found none of {', '.join(sorted(missing))}", hint=hint
         )
     return DatasetItem(about, path.with_suffix(RECORDING if about.get("part") == DEVICE else TRACE))
 

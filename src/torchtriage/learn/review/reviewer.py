@@ -19,7 +19,7 @@ NONE = "none"
 """The verdict that nothing is wrong in the window."""
 INTERRUPTED = "interrupted"
 """The reason of windows that were left when somebody stopped the review."""
-NOT_STARTED = "not begun: the review was stopped before"
+NOT_STARTED = "not started: the review was stopped before"
 MAX_LINES = 8
 """Who cites more does not choose."""
 

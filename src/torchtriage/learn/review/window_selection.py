@@ -104,9 +104,9 @@ def worth_a_look(found: Sequence[Suspect], limit: int) -> tuple[list[Suspect], l
     for item in sorted(found, key=lambda item: item.finding_place or len(found) + 1):
         if item.suspicion < LEAST and not item.finding_place:
             if item.touched:
-                left.append((item, "findings touch it, none stands out"))
+                left.append((item, "findings overlap it, none stands out"))
         elif not item.finding_place and any(item.stands_out == other.stands_out for other in chosen):
-            left.append((item, f"another window stands for {item.stands_out}"))
+            left.append((item, f"another window represents {item.stands_out}"))
         elif len(chosen) < limit:
             chosen.append(item)
         else:

@@ -1,11 +1,10 @@
 """Ranks were compiled to run their collectives in different orders: such a job can hang.
 
-Looks like: the schedules of collectives that the compiler logs (``inductor_collective_schedule``)
-    of one compilation are not the same on every rank: one rank has a collective that another has
-    not, or has it elsewhere.
+Looks like: the schedules of collectives that the compiler logs (``inductor_collective_schedule``) of one compilation
+    are not the same on every rank: one rank has a collective that another lacks or has elsewhere.
 Slow because: it is not: a collective ends when every rank of its group has called it. Ranks that
     call others in between wait for each other until the time-out, or exchange the wrong tensors.
-Cost: the job, where it hangs. None in time.
+Cost: the job, if it hangs. None in time.
 Fix: give every rank the same graphs: no branch on the rank, on its data or on sizes that differ
     inside of compiled code; the same versions and caches on all ranks; collectives outside.
 Leave it when: the ranks do different work by design (stages of a pipeline), and each collective is

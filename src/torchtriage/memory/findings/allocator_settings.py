@@ -4,9 +4,8 @@ Looks like: the recorded allocations, replayed in a simulated allocator, reserve
     40 MiB less at the peak under another setting, or have room where the recording ran out, for the request that
     failed and one more of its size.
 Slow because: it is not slow; less fits on the card than could.
-Cost: the saving is in bytes of the reserved peak, beside the calls to the driver that the setting
-    adds. The replay first has to give the recorded reserved curve again, within 2 %; else nothing
-    is said.
+Cost: the saving is in bytes of the reserved peak, beside the calls to the driver that the setting adds. The replay must
+    first reproduce the recorded reserved curve within 2 %; otherwise nothing is reported.
 Fix: set ``PYTORCH_ALLOC_CONF`` in the environment before the process starts.
 Leave it when: memory is no limit, or steps differ much from those recorded.
 Source: the allocator's own rules, replayed; see ``docs/allocator.md`` for how near it comes.

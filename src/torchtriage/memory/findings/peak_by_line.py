@@ -1,4 +1,4 @@
-"""Who held the memory at the peak, by line of your code. Reported only where it cannot be told.
+"""Who held the memory at the peak, by line of your code. Reported only where it cannot be determined.
 
 Looks like: a table of lines, modules, phases and purposes that adds up to the allocated bytes of
     the highest moment. Without stacks, or with the peak before the recording, it is not checked.

@@ -1,4 +1,4 @@
-"""All of a recording or an array is read for a part of it.
+"""A whole recording or array is read for a part of it.
 
 Looks like: ``wav, sr = torchaudio.load(path)`` and then ``wav[:, start : start + n]``; ``read_video(path)`` of which
     a few frames are taken; ``self.file["x"][:][i]``; ``nib.load(path).get_fdata()[..., z]``;

@@ -1,8 +1,8 @@
 """Attention is written out as two products with a softmax between them.
 
-Looks like: ``(q @ k.transpose(-2, -1)).softmax(-1) @ v``, with ``matmul``, ``bmm`` or ``einsum``,
-    over as many lines as it takes, with scale, mask and dropout in between; a ``MultiheadAttention`` that
-    gives weights which nobody uses (``out, _ = self.attn(x, x, x)``).
+Looks like: ``(q @ k.transpose(-2, -1)).softmax(-1) @ v``, with ``matmul``, ``bmm`` or ``einsum``, over as many lines as
+    it takes, with scale, mask and dropout in between; a ``MultiheadAttention`` that returns weights which nothing uses
+    (``out, _ = self.attn(x, x, x)``).
 Slow because: the scores of every pair of tokens are written to memory and read again by each of
     these operators, and kept for the backward pass.
 Fix: ``torch.nn.functional.scaled_dot_product_attention``; ``need_weights=False``.

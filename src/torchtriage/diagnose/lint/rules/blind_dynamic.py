@@ -1,11 +1,11 @@
 """``dynamic=True`` asks for code that fits every shape.
 
 Looks like: ``torch.compile(..., dynamic=True)``.
-Slow because: kernels for unknown sizes cannot use the sizes; some optimisations are left out. By
-    default PyTorch compiles for the first shape and turns dynamic only what changes.
+Slow because: kernels for unknown sizes cannot use the sizes; some optimisations are left out. By default PyTorch
+    compiles for the first shape and makes dynamic only what changes.
 Fix: leave it out, and mark what varies with ``torch._dynamo.mark_dynamic(x, 0)``.
-Quiet when: ``dynamic`` is absent, None, False, or comes from a setting; or what is compiled is
-    called with tensors made of Python lists, whose length may be another each time.
+Quiet when: ``dynamic`` is absent, None, False, or comes from a setting; or the compiled function is called with tensors
+    made from Python lists, whose length may vary.
 Source: PyTorch documentation, "Dynamic shapes".
 """
 

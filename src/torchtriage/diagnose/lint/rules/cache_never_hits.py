@@ -1,4 +1,4 @@
-"""A cache is asked with keys that never come again.
+"""A cache is looked up with keys that never recur.
 
 Looks like: ``lru_cache`` on a function that is called with tensors; ``if x in cache`` with a tensor,
     ``id(x)``, ``data_ptr()`` or the step's number as key.

@@ -1,13 +1,12 @@
 """A tensor grows by ``cat`` in a loop.
 
-Looks like: ``x = torch.cat([x, y])``, ``x = np.append(x, y)`` and the like in a loop, with nothing
-    else assigned to ``x`` there; the same of an attribute in code that a step runs, or in a
-    method that gathers (``update``, ``append``) for others to call.
+Looks like: ``x = torch.cat([x, y])``, ``x = np.append(x, y)`` and the like in a loop, with nothing else assigned to
+    ``x`` there; the same for an attribute in code that a step runs, or in a method that gathers (``update``,
+    ``append``) for others to call.
 Slow because: each turn copies everything gathered so far: the bytes moved grow with the square of
     the number of turns.
 Fix: gather a list and ``cat`` once after the loop, or write into a tensor made before it.
-Quiet when: ``x`` gets another value in the same loop (skip connections), or the loop turns at most
-    eight times.
+Quiet when: ``x`` gets another value in the same loop (skip connections), or the loop runs at most eight times.
 Source: PyTorch documentation of ``torch.cat``.
 """
 

@@ -1,11 +1,10 @@
-"""Something in a compiled function cannot be compiled and cuts it in pieces.
+"""Something in a compiled function cannot be compiled and splits it.
 
-Looks like: ``print``, logging, ``.item()``, ``.tolist()``, ``if`` on a tensor's value, Python's
-    ``random``, or what torch knows no counterpart of in NumPy, in a function under
-    ``torch.compile``, or in what it calls.
+Looks like: ``print``, logging, ``.item()``, ``.tolist()``, ``if`` on a tensor's value, Python's ``random``, or NumPy
+    functions without a counterpart in torch, in a function under ``torch.compile``, or in what it calls.
 Slow because: each break returns to Python, ends fusion, and starts another graph.
-Fix: take prints and reads out; ``torch.where`` or ``torch.cond`` instead of ``if``; find all breaks
-    with ``fullgraph=True``.
+Fix: move prints and reads out; ``torch.where`` or ``torch.cond`` instead of ``if``; find all breaks with
+    ``fullgraph=True``.
 Quiet when: the condition is on shapes, types or Python flags, or behind
     ``torch.compiler.is_compiling()``.
 Source: PyTorch documentation, "torch.compile: working with graph breaks".

@@ -1,8 +1,8 @@
 """``torch.compile`` is called in every step.
 
 Looks like: ``torch.compile(...)`` in a loop of steps, or in ``forward``.
-Slow because: each call makes a new compiled function with an empty cache: it compiles, or looks its
-    guards up, over and over.
+Slow because: each call makes a new compiled function with an empty cache: it compiles, or looks up its guards, over and
+    over.
 Fix: compile once, before the loop or in ``__init__``.
 Quiet when: the result is kept in a module (``layer = torch.compile(layer)`` over layers), or the
     loop is over the settings of ``torch.compile``.

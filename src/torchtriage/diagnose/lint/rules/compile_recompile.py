@@ -1,13 +1,13 @@
 """A compiled function gets arguments for which it must compile again.
 
-Looks like: the loop's counter, or a number computed from it, passed to a compiled function; or an
-    argument that changes its dtype from call to call (``model(x.half() if i % 2 else x)``); a number
-    that compiled code counts on ``self``; a list outside of it that it appends to, or reads while steps
-    append to it; ``dynamic=False`` where a loop makes other sizes each turn.
-Slow because: what is a Python number, a list's length or a dtype becomes part of the compiled code; another value
-    compiles again, for seconds, and after eight times the function runs without compilation.
-Fix: pass a tensor instead of the number; keep one dtype; return what is gathered, and append it outside.
-Quiet when: the argument, or the counter, is a tensor; the list is made anew in the compiled code itself.
+Looks like: the loop's counter, or a number computed from it, passed to a compiled function; or an argument that changes
+    its dtype from call to call (``model(x.half() if i % 2 else x)``); a number that compiled code counts on ``self``; a
+    list outside of it that it appends to, or reads while steps append to it; ``dynamic=False`` where sizes change from
+    turn to turn.
+Slow because: Python numbers, lengths of lists and dtypes become part of the compiled code; a new value compiles again,
+    for seconds, and after eight times the function runs without compilation.
+Fix: pass a tensor instead of the number; keep one dtype; return the values, and append them outside.
+Quiet when: the argument, or the counter, is a tensor; the list is created in the compiled code itself.
 Source: PyTorch documentation, "torch.compile: recompilation".
 """
 

@@ -1,4 +1,4 @@
-"""A convolution adds a bias that the normalisation after it takes away.
+"""A convolution adds a bias that the normalisation after it cancels.
 
 Looks like: ``nn.Conv2d(...)`` with its default bias directly before ``nn.BatchNorm2d`` in a
     ``Sequential``, or ``self.bn(self.conv(x))``.

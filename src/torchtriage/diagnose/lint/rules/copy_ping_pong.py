@@ -2,11 +2,11 @@
 
 Looks like: ``torch.from_numpy(f(x.cpu().numpy())).to(device)``, in one expression or through
     variables, in a loop of steps or in ``forward``; ``teacher.to(device)`` and ``teacher.cpu()`` in each step.
-Slow because: two copies and the host's work between them, with the device idle all the while; of a model as many
+Slow because: two copies and the host's work between them, with the device idle all the while; for a model, as many
     copies as it has weights, one by one.
 Fix: use the operation of the device (``torch.clamp``, ``torchvision.transforms.v2``), or move the
     work into the loader. Move a model once, before the loop.
-Quiet when: nothing of it runs in each step.
+Quiet when: none of this runs in each step.
 Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
 

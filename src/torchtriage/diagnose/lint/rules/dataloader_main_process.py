@@ -3,9 +3,9 @@
 Looks like: ``DataLoader(...)`` without ``num_workers``, or with 0.
 Slow because: reading, decoding and collating run between two steps, while the device waits.
 Fix: ``num_workers`` of a few per device, with ``persistent_workers=True``.
-Quiet when: the dataset hands out what lies in memory (``TensorDataset``, a ``__getitem__`` that
-    only indexes), or options come from elsewhere (``**options``). A remark in a program for the CPU
-    whose dataset neither reads nor decodes nor transforms: workers would take the cores of the step.
+Quiet when: the dataset hands out what is in memory (``TensorDataset``, a ``__getitem__`` that only indexes), or options
+    come from elsewhere (``**options``). A remark in a program for the CPU whose dataset neither reads nor decodes nor
+    transforms: workers would take the cores of the step.
 Source: PyTorch performance tuning guide, "Enable asynchronous data loading".
 """
 

@@ -1,4 +1,4 @@
-"""Deterministic algorithms are demanded of every run.
+"""Every run is forced to use deterministic algorithms.
 
 Looks like: ``torch.use_deterministic_algorithms(True)`` in the program itself.
 Slow because: slower kernels are chosen, and new memory is filled before use.

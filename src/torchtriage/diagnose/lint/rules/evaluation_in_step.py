@@ -1,8 +1,8 @@
-"""The whole validation set is gone through in every step of training, or every few.
+"""Every training step, or every few, is followed by a pass over the whole validation set.
 
-Looks like: a loop over ``val_loader``, a call of what goes over one, ``evaluate(model, val_loader)`` or
+Looks like: a loop over ``val_loader``, a call that iterates over one, ``evaluate(model, val_loader)`` or
     ``model(X_val)`` in the loop over training batches; the first two behind ``if step % 5 == 0``, too.
-Slow because: one step of training is followed by a pass over all other data.
+Slow because: for one step of training, the model runs over all other data.
 Fix: evaluate once per epoch, or every few hundred steps, on a part.
 Quiet when: it is behind ``if step % n`` with n above 10 or not known, after the loop, or at its end.
 Source: Lightning documentation, "Speed up model training", ``val_check_interval``.

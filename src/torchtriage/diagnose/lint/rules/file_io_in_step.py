@@ -2,8 +2,8 @@
 
 Looks like: ``open(path, "a")`` for one line, ``flush()`` or ``os.fsync()``, a fixed file that is
     read, written or parsed, in a loop of steps or in what it calls (a logger, a callback).
-Slow because: opening and flushing are calls of the operating system, ``fsync`` waits for the disk:
-    from tens of microseconds to tens of milliseconds in which nothing is computed.
+Slow because: opening and flushing are system calls, ``fsync`` waits for the disk: from tens of microseconds to tens of
+    milliseconds in which nothing is computed.
 Fix: open the file once and let its buffer fill; write every N steps; read settings before the loop.
 Quiet when: each step has a file of its own (its input, its result), in a data set, behind
     ``if step % n``. A remark where a loop writes many lines while it is open.

@@ -1,12 +1,12 @@
 """A frozen model reruns on the same data every epoch.
 
 Looks like: in a loop over epochs or inner updates, ``with torch.no_grad(): ref = logps(self.ref, batch)``,
-    ``teacher(x)`` or ``backbone(x)`` whose weights never change, for batches that come again.
+    ``teacher(x)`` or ``backbone(x)`` whose weights never change, for batches that recur.
 Slow because: its results are the same in all rounds after the first.
-Fix: compute them before the rounds, keep them beside the data (features, log-probabilities, embeddings), and load them
+Fix: compute them before the rounds, keep them with the data (features, log-probabilities, embeddings), and load them
     with the batch.
-Quiet when: the inputs are augmented or drawn at random, the model is trained or averaged, or the loader is not
-    gone through again.
+Quiet when: the inputs are augmented or drawn at random, the model is trained or averaged, or the loader is not iterated
+    again.
 Source: TRL documentation of ``precompute_ref_log_probs``.
 """
 

@@ -1,7 +1,7 @@
 """Everything is sorted, or put in random order, to take a few.
 
 Looks like: ``x.sort().indices[:, :k]``, ``torch.argsort(x)[:k]``, ``torch.randperm(n)[:k]``,
-    ``np.random.permutation(n)[:k]``, ``sorted(x)[:k]``, at once or under a name of which nothing else is used,
+    ``np.random.permutation(n)[:k]``, ``sorted(x)[:k]``, directly or through a variable that is used for nothing else,
     in each step; ``np.random.choice(n, k, replace=False)``, which permutes all; ``random.choice(list(table))``.
 Slow because: sorting takes several passes over all elements; the largest few can be picked in one or
     two. A permutation draws and moves a number for each element.

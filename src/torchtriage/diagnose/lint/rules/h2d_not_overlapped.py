@@ -1,9 +1,8 @@
 """A pinned batch is copied to the device while the host waits.
 
-Looks like: ``x.to(device)`` or ``x.cuda()`` without ``non_blocking=True`` on what a loader with
-    ``pin_memory=True`` gives.
-Slow because: the memory is pinned, so the copy could run beside the host's work; as it stands the
-    host waits for it.
+Looks like: ``x.to(device)`` or ``x.cuda()`` without ``non_blocking=True`` on what a loader with ``pin_memory=True``
+    yields.
+Slow because: the memory is pinned, so the copy could overlap with the host's work; as it is, the host waits for it.
 Fix: ``x.to(device, non_blocking=True)``.
 Quiet when: the loader does not pin (that is CPY007), or nothing is known of it.
 Source: PyTorch tutorial, "A guide on good usage of non_blocking and pin_memory()".

@@ -5,9 +5,8 @@ Looks like: ``DataLoader(...)`` without ``pin_memory=True`` in a file that moves
 Slow because: the driver copies pageable memory through a small pinned buffer of its own: slower,
     and the host waits.
 Fix: ``DataLoader(..., pin_memory=True)`` and ``batch.to(device, non_blocking=True)``.
-Quiet when: nothing moves to a device in this file, the dataset holds device tensors already, or
-    options come from elsewhere (``**options``). Of a ``TensorDataset``, which lies in memory, it is
-    a remark: it might lie on the device.
+Quiet when: nothing moves to a device in this file, the dataset holds device tensors already, or options come from
+    elsewhere (``**options``). For a ``TensorDataset``, which is in memory, it is a remark: it could be on the device.
 Source: PyTorch tutorial, "A guide on good usage of non_blocking and pin_memory()".
 """
 

@@ -1,4 +1,4 @@
-"""Each step works through all that came before it.
+"""Each step works through everything that came before it.
 
 Looks like: ``losses.append(x)`` or ``x = torch.cat([x, y])`` and, in the same step, ``np.mean(losses)``,
     ``roc_auc(scores, labels)`` over all of it; ``x[:i].max()`` in a loop over ``i``; ``if i not in done``

@@ -7,9 +7,9 @@ Looks like: ``.item()``, ``float(t)``, ``int(t)``, ``bool(t)``, ``.cpu()`` of on
 Slow because: the host waits until the device has computed everything before the value, and only
     then launches more. The device stands idle meanwhile.
 Fix: add up ``loss.detach()`` and read it every N steps; use ``torch.where`` instead of ``if``.
-Quiet when: the tensor is on the CPU, came out of NumPy, or the read is behind ``if step % n``, a
-    debug switch, or on a way out (``raise``, ``break``). What inference hands on (an action for the
-    environment, a result for the caller) is a remark.
+Quiet when: the tensor is on the CPU, came out of NumPy, or the read is behind ``if step % n``, a debug switch, or on an
+    exit path (``raise``, ``break``). What inference passes on (an action for the environment, a result for the caller)
+    is a remark.
 Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
 

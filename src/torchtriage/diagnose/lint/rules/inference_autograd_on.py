@@ -1,12 +1,12 @@
-"""Inference records a graph that nobody uses.
+"""Inference records a graph that is never used.
 
-Looks like: a function called evaluate, validate, predict, infer or test that calls a model in a
-    loop outside ``no_grad`` and ``inference_mode``; a function that answers requests
-    (``@app.post``) and calls one; a loop of steps that calls one, itself or through functions of
-    the file, where no caller takes gradients of what it gives; in training, a teacher, a target
-    network, or a part of a model (``self.backbone(x)``) whose parameters no optimizer has.
-Slow because: every operator is noted for a backward pass that never comes, and all activations stay
-    in memory until the result is let go.
+Looks like: a function called evaluate, validate, predict, infer or test that calls a model in a loop outside
+    ``no_grad`` and ``inference_mode``; a function that answers requests (``@app.post``) and calls one; a loop of steps
+    that calls one, itself or through functions of the file, where no caller takes gradients of what it returns; in
+    training, a teacher, a target network, or a part of a model (``self.backbone(x)``) whose parameters no optimizer
+    has.
+Slow because: every operator is recorded for a backward pass that never comes, and all activations stay in memory until
+    the result is released.
 Fix: ``@torch.inference_mode()`` on the function, or ``with torch.inference_mode():``.
 Quiet when: gradients are used in the function, in what it calls or in the model itself, or go through the model
     to something trained, its callers switch autograd off, or a framework does (Lightning's ``validation_step``).

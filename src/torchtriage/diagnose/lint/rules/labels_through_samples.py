@@ -1,9 +1,9 @@
-"""Every sample is loaded for its label or its length alone.
+"""Every sample is loaded only for its label or its length.
 
 Looks like: ``[y for _, y in dataset]``, ``[dataset[i][1] for i in range(len(dataset))]``, a loop over a data set that
     counts classes, to weight or split them.
 Slow because: images are read, decoded and augmented, and then thrown away: minutes before the first step.
-Fix: take what the data set knows: ``dataset.targets``, a column of its table.
+Fix: use what the data set already knows: ``dataset.targets``, a column of its table.
 Quiet when: the sample itself is used, or nothing shows that it is a data set that reads or transforms.
 Source: torchvision documentation of ``ImageFolder``.
 """

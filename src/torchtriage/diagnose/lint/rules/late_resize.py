@@ -1,9 +1,8 @@
-"""Images are worked on at full size, and made small afterwards.
+"""Images are processed at full size, and resized afterwards.
 
 Looks like: ``Compose([ColorJitter(...), GaussianBlur(...), Resize(96)])``; ``rotate``, ``filter`` or
     ``enhance`` before ``resize`` in a data set's ``__getitem__``, or in what it calls.
-Slow because: the cost of a transform is that of its pixels: at 448 pixels a side it is 22 times that
-    at 96.
+Slow because: the cost of a transform grows with the pixels: at 448 pixels a side it is 22 times that at 96.
 Fix: resize (or crop) first; let the decoder do it where it can (``Image.draft``).
 Quiet when: nothing heavy comes before the resize.
 Source: torchvision documentation, "Performance considerations".

@@ -3,8 +3,8 @@
 Looks like: ``contiguous(memory_format=torch.channels_last)`` and ``contiguous()`` in one ``forward``;
     ``permute(0, 2, 3, 1).contiguous()`` and ``permute(0, 3, 1, 2).contiguous()``.
 Slow because: each ``contiguous()`` copies the whole tensor to order its bytes for one operator.
-Fix: keep model and inputs in ``channels_last`` from end to end; most operators take the view that
-    ``permute`` gives as it is.
+Fix: keep model and inputs in ``channels_last`` from end to end; most operators accept the view that ``permute``
+    returns.
 Quiet when: a layout is changed one way only.
 Source: PyTorch tutorial "Channels Last Memory Format in PyTorch".
 """

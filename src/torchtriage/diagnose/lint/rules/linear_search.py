@@ -5,8 +5,8 @@ Looks like: ``i not in self.labeled`` in a comprehension or a step, where ``labe
     ``random.sample(memory, n)`` and ``memory[i]`` of a large ``collections.deque``.
 Slow because: a list compares element after element, a deque walks from its end: the work is the product
     of both lengths.
-Fix: a ``set`` beside the list, a dictionary from element to place, a boolean mask; a list used as a ring
-    where places are drawn at random.
+Fix: a ``set`` alongside the list, a dictionary from element to place, a boolean mask; a list used as a ring where
+    places are drawn at random.
 Quiet when: the list is written out in the source, is made and not grown from a constant, or lives in a
     file that only others import; a deque with ``maxlen`` of at most a thousand.
 Source: Python wiki, "TimeComplexity"; Python documentation of ``collections.deque``.

@@ -1,8 +1,8 @@
 """A DataLoader is restarted in every step, for its first batch.
 
 Looks like: ``next(iter(loader))`` in a loop of steps, or in what it calls.
-Slow because: ``iter`` starts the workers again, draws a new order of all samples, and fills the queues; one batch of
-    all that is used.
+Slow because: ``iter`` starts the workers again, draws a new order of all samples, and fills the queues; only one batch
+    of all that is used.
 Fix: make the iterator once, and start a new one when it ends.
 Quiet when: it runs once, for a look at the data, or behind ``if step % n``.
 Source: PyTorch documentation of ``torch.utils.data.DataLoader``.

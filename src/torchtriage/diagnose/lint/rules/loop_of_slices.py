@@ -6,7 +6,7 @@ Looks like: ``for tag in range(n_tags): out.append(torch.logsumexp(alpha + trans
 Slow because: each turn launches kernels of its own for a small part, forward and backward.
 Fix: broadcast over the dimension (``torch.logsumexp(alpha[:, None] + trans, 0)``), compare positions with lengths
     (``torch.arange(t) < n[:, None]``), reduce over ``dim``, or ``torch.vmap``.
-Quiet when: a value is carried from turn to turn, each slice meets a module of its own, or the turns are few.
+Quiet when: a value is carried from turn to turn, each slice goes through its own module, or the turns are few.
 Source: PyTorch documentation, "Broadcasting semantics" and ``torch.vmap``.
 """
 

@@ -1,4 +1,4 @@
-"""Ranks exchange small things in every step.
+"""Ranks exchange small messages in every step.
 
 Looks like: ``all_reduce`` and the like in a loop over parameters; ``barrier()``,
     ``all_gather_object`` or ``broadcast_object_list`` in a loop of steps.

@@ -2,10 +2,9 @@
 
 Looks like: a training script for CUDA that sets neither ``set_float32_matmul_precision`` nor
     ``allow_tf32``, uses no autocast, and names no half type.
-Slow because: full float32 products run beside the tensor cores, at a fraction of their rate.
+Slow because: full float32 products bypass the tensor cores, at a fraction of their rate.
 Fix: ``torch.set_float32_matmul_precision("high")``, or autocast to bfloat16.
-Quiet when: any of these is there. A remark only (``--notes``): the source does not tell what the
-    numbers need.
+Quiet when: any of these is there. A remark only (``--notes``): the source does not show what precision is needed.
 Source: PyTorch CUDA semantics, "TensorFloat-32 (TF32) on Ampere (and later) devices".
 """
 

@@ -1,4 +1,4 @@
-"""Ranks exchange a number in every step that is only looked at.
+"""In every step, ranks exchange a number that is only logged.
 
 Looks like: ``self.log("train_loss", loss, sync_dist=True)`` in ``training_step``; ``dist.all_reduce(loss)``,
     ``accelerator.gather(loss)`` after the backward pass of each step.

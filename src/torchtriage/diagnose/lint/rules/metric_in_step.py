@@ -1,9 +1,9 @@
-"""A metric over everything so far, or one of the host, is computed in every step.
+"""A metric over everything so far, or one on the host, is computed in every step.
 
 Looks like: ``metric.compute()`` of torchmetrics after each ``update``; ``roc_auc_score``, ``f1_score`` or
     ``confusion_matrix`` of scikit-learn in each step of training.
-Slow because: a curve or a ranking sorts all that was seen, longer with each step; scikit-learn checks and copies its
-    arrays on the host, which waits for the device to get them.
+Slow because: a curve or a ranking sorts everything seen so far, which takes longer with each step; scikit-learn checks
+    and copies its arrays on the host, which waits for the device to get them.
 Fix: ``update`` in the step, ``compute`` once per epoch.
 Quiet when: it is behind ``if step % n``, the metric is reset in each step or only keeps a mean or a sum, or it runs
     after the loop.

@@ -1,4 +1,4 @@
-"""A simulation searches all neighbours anew in each step.
+"""A simulation searches for all neighbours again in each step.
 
 Looks like: ``i, j = neighbours(system, cutoff)`` in the forces of each step, with the distances of all pairs.
 Slow because: positions move a little in a step, and the search is quadratic: it costs more than the forces.

@@ -1,4 +1,4 @@
-"""A model gives, and something keeps, more than anybody reads.
+"""A model returns, and something keeps, more than is ever read.
 
 Looks like: ``output_hidden_states=True`` or ``output_attentions=True`` in a file that reads neither; a ``Trainer`` with
     ``compute_metrics`` that takes the ``argmax`` of the logits of a language model, and without

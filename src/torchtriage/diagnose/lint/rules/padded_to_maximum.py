@@ -1,14 +1,14 @@
-"""Every text is padded to the longest that is allowed.
+"""Every text is padded to the maximum length.
 
-Looks like: ``tokenizer(texts, padding="max_length", max_length=128)`` in a program that trains or goes over
-    a loader; ``ids + [0] * (MAX_LEN - len(ids))``, ``F.pad(x, (0, MAX_LEN - len(x)))``, or
-    ``out = torch.zeros(n, MAX_LEN)`` whose rows are filled by ``out[i, : len(x)] = x``.
-Slow because: the model computes padding like text: with texts a quarter as long as the maximum, three
-    quarters of the work are thrown away.
+Looks like: ``tokenizer(texts, padding="max_length", max_length=128)`` in a program that trains or iterates over a
+    loader; ``ids + [0] * (MAX_LEN - len(ids))``, ``F.pad(x, (0, MAX_LEN - len(x)))``, or ``out = torch.zeros(n,
+    MAX_LEN)`` whose rows are filled by ``out[i, : len(x)] = x``.
+Slow because: the model computes padding like text: with texts a quarter as long as the maximum, three quarters of the
+    work is wasted.
 Fix: pad each batch to its own longest text (``DataCollatorWithPadding``, ``pad_sequence``); sort or bucket by
     length.
-Quiet when: the length is that of this batch, or below 64, nothing tells padding from data (clips cut to
-    one length), or one shape is wanted: compiled, exported, on XLA, for the text encoder of a diffusion model.
+Quiet when: the length is that of this batch, or below 64, nothing tells padding from data (clips cut to one length), or
+    a fixed shape is needed: compiled, exported, on XLA, for the text encoder of a diffusion model.
 Source: transformers documentation, "Padding and truncation".
 """
 

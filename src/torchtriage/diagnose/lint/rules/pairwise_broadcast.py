@@ -1,8 +1,8 @@
-"""Distances of all pairs are made from all pairs of differences.
+"""Distances of all pairs are computed from the differences of all pairs.
 
-Looks like: ``((x[:, None] - y[None]) ** 2).sum(-1)``, ``(x.unsqueeze(1) - y.unsqueeze(0)).norm(dim=-1)``,
-    ``(x[:, None] * y[None]).sum(-1)``,
-    ``F.cosine_similarity(x[:, None], y[None], dim=-1)``, in one expression or over a name, in steps, rounds or folds.
+Looks like: ``((x[:, None] - y[None]) ** 2).sum(-1)``, ``(x.unsqueeze(1) - y.unsqueeze(0)).norm(dim=-1)``, ``(x[:, None]
+    * y[None]).sum(-1)``, ``F.cosine_similarity(x[:, None], y[None], dim=-1)``, in one expression or through a variable,
+    in steps, rounds or folds.
 Slow because: the difference has an element for each pair and each dimension; it is written to memory
     and read again before it is summed, where a matrix product needs neither.
 Fix: ``torch.cdist(x, y)``; ``x @ y.T`` for products.

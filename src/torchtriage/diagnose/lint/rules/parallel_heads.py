@@ -5,7 +5,7 @@ Looks like: ``torch.cat([head(x) for head in self.heads], dim=-1)`` with ``nn.Mo
 Slow because: each head launches the same small kernels; one projection of the whole width, or one batched product,
     does all of them.
 Fix: one layer for all heads and a reshape, ``nn.MultiheadAttention``, or ``torch.vmap`` over stacked weights.
-Quiet when: the members differ in what they are built of, or are two.
+Quiet when: the members differ in structure, or there are only two.
 Source: PyTorch tutorial, "Model ensembling".
 """
 

@@ -5,8 +5,8 @@ Looks like: ``pickle``, ``yaml``, ``json.load``, ``re.compile``, ``inspect`` or 
     lists and JSON, or tensors again, in each round: ``{k: v.tolist() for k, v in state.items()}``.
 Slow because: each call works through Python objects one by one: tens of microseconds to
     milliseconds of the host's time per step. ``iterrows`` builds a Series for every row.
-Fix: do it once, before the loop; take columns as arrays (``df["x"].to_numpy()``); hand tensors over as they
-    are, or their bytes (``torch.save``, ``safetensors``).
+Fix: do it once, before the loop; take columns as arrays (``df["x"].to_numpy()``); pass tensors as they are, or their
+    bytes (``torch.save``, ``safetensors``).
 Quiet when: it happens in a data set, or behind ``if step % n``.
 Source: pandas documentation, "Enhancing performance".
 """

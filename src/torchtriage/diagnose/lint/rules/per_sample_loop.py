@@ -1,8 +1,8 @@
 """A Python loop goes over the rows of a tensor.
 
-Looks like: ``for i in range(x.shape[0])`` (or ``len(x)``, ``x.size(0)``) with operations on
-    ``x[i]``, or ``for row in x`` with ``row.unsqueeze(0)``, where no turn needs the one before;
-    ``x[labels == k]`` for each ``k``; overlapping windows ``x[i : i + w]`` that are cut and stacked.
+Looks like: ``for i in range(x.shape[0])`` (or ``len(x)``, ``x.size(0)``) with operations on ``x[i]``, or ``for row in
+    x`` with ``row.unsqueeze(0)``, where no turn needs the previous one; ``x[labels == k]`` for each ``k``; overlapping
+    windows ``x[i : i + w]`` that are cut and stacked.
 Slow because: every row launches its own kernels; a batch takes one launch for all.
 Fix: batch it: broadcasting, ``torch.bmm``, ``torch.vmap(f)(x)``; ``index_add_``, ``bincount`` or a product
     with ``one_hot`` over all classes; ``x.unfold(0, w, 1)`` for windows.

@@ -2,9 +2,9 @@
 
 Looks like: ``load_data(path)``, ``vocab.encode(text)``, ``Dataset(path)``, ``build_graph(edges)`` in the loop over
     epochs, of what no epoch changes.
-Slow because: the device waits at the start of each epoch for what the first one has made.
+Slow because: the device waits at the start of each epoch for what the first one already made.
 Fix: prepare it once, before the loop.
-Quiet when: it draws at random, shuffles, augments, or takes the epoch.
+Quiet when: it draws at random, shuffles, augments, or depends on the epoch.
 Source: PyTorch performance tuning guide.
 """
 

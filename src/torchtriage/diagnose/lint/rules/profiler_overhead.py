@@ -2,11 +2,10 @@
 
 Looks like: ``with torch.profiler.profile(...)`` without ``schedule=`` around a loop of steps;
     ``emit_nvtx()`` left on.
-Slow because: every operator is written down for as long as it runs: the step takes up to several
-    times as long, and the trace fills the memory.
+Slow because: every operator is recorded for as long as it runs: the step takes up to several times as long, and the
+    trace fills the memory.
 Fix: ``schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)`` and ``prof.step()``.
-Quiet when: a schedule is given, the loop turns at most twenty times, or a switch (``if
-    args.profile``) turns it on.
+Quiet when: a schedule is given, the loop runs at most twenty times, or a switch (``if args.profile``) turns it on.
 Source: PyTorch profiler recipe, "Using profiler to analyze long-running jobs".
 """
 

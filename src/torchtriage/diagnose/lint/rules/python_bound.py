@@ -1,10 +1,9 @@
 """Python does arithmetic, element by element, in every step.
 
-Looks like: two loops, one in the other, over ``tensor.tolist()``, an array, a tensor or the pixels of
-    an image, with arithmetic or comparisons inside, in a loop of steps, in what it calls, or in a data
-    set; one loop or comprehension that takes numbers out of a tensor (``float(x[i])``, ``x[i].item()``,
-    ``if x[i] == 3``, ``for v in x: if v > 0``), in steps, rounds or folds; one that counts or marks
-    entries of an array one by one (``table[t, p] += 1``).
+Looks like: two nested loops over ``tensor.tolist()``, an array, a tensor or the pixels of an image, with arithmetic or
+    comparisons inside, in a loop of steps, in what it calls, or in a data set; one loop or comprehension that takes
+    numbers out of a tensor (``float(x[i])``, ``x[i].item()``, ``if x[i] == 3``, ``for v in x: if v > 0``), in steps,
+    rounds or folds; one that counts or marks entries of an array one by one (``table[t, p] += 1``).
 Slow because: one pair takes Python as long as a kernel takes for thousands; the device waits.
 Fix: one operator over all: a mask, broadcasting, ``torchvision.ops.nms``, ``torch.cdist``; ``bincount``,
     ``index_add_`` and ``one_hot`` for counts and marks; ``x.tolist()`` once where Python must see each number.

@@ -1,4 +1,4 @@
-"""Pairs are compared one by one in Python, or candidates are suppressed so.
+"""Pairs are compared one by one in Python, or candidates are suppressed one by one.
 
 Looks like: ``for p in predictions: for g in truths: iou(p, g)``, ``distance(x[i], x[j])`` for each ``i`` and ``j``;
     non-maximum suppression in a ``while`` loop, ``boxes = [b for b in boxes if iou(best, b) < threshold]``.
@@ -6,7 +6,7 @@ Slow because: each pair takes a dozen operations of its own, microseconds each, 
     suppression waits for the device in each round.
 Fix: ``torchvision.ops.box_iou(predictions, truths)``, ``torch.cdist(x, y)``; ``torchvision.ops.nms`` and
     ``batched_nms``.
-Quiet when: there are a few pairs by a constant, the pairs are set up once, or no tensor is in it.
+Quiet when: there are a few pairs by a constant, the pairs are set up once, or no tensor is involved.
 Source: torchvision documentation of ``torchvision.ops``.
 """
 

@@ -10,9 +10,8 @@ Slow because: one float64 operand turns everything computed from it into float64
     the bytes and has a small fraction of the arithmetic throughput on most devices.
 Fix: ``.astype(np.float32)`` before, ``dtype=torch.float32`` in, or ``.float()`` after the
     conversion.
-Quiet when: it is one number, or cast before it is used; where NumPy's dtype is not known; statistics
-    of detached values on the CPU; where a comment, L-BFGS, an integrator, a solver or derivatives by inputs
-    tell that digits matter.
+Quiet when: it is one number, or cast before it is used; where NumPy's dtype is not known; statistics of detached values
+    on the CPU; where a comment, L-BFGS, an integrator, a solver or derivatives by inputs show that digits matter.
 Source: PyTorch documentation, "Type promotion".
 """
 

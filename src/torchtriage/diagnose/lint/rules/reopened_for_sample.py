@@ -7,7 +7,7 @@ Looks like: ``h5py.File(self.path)``, ``lmdb.open``, ``zipfile.ZipFile``, ``sqli
     time that it is asked for by name.
 Slow because: opening reads headers and indexes, parsing reads everything, for one sample of many; the workers do
     nothing else while the device waits.
-Fix: list and parse in ``__init__``; open the container with the first sample that a worker makes, and leave it open.
+Fix: list and parse in ``__init__``; open the container with the first sample that a worker loads, and keep it open.
 Quiet when: each sample has a file of its own, the handle is stored, or the file is mapped into memory.
 Source: h5py documentation, "File objects"; PyTorch documentation of ``torch.utils.data``.
 """

@@ -2,7 +2,7 @@
 
 Looks like: ``model(x)`` twice in one turn, with nothing assigned to ``model`` or ``x`` and no
     optimizer step in between; two helpers that are called with the same ``x`` and both run it.
-Slow because: the second pass computes what the first one has given.
+Slow because: the second pass computes what the first one already gave.
 Fix: keep the first result; take several outputs of one pass.
 Quiet when: the two passes differ on purpose (one in evaluation mode, dropout drawn anew for a
     consistency loss), or their arguments do.

@@ -1,10 +1,11 @@
 """The same thing is computed again in each turn, from inputs that do not change.
 
-Looks like: ``graph = neighbours(points)`` in a loop that changes nothing of ``points``; a filterbank, a grid or
-    a scaler made of settings in ``__getitem__`` or ``forward``; an adjacency that each layer normalises anew; a
-    search for neighbours of the same positions in every layer; what depends on the fold, for every learning rate.
-    ``torchtriage run`` compares calls, and rows of batches: a window that moves on by one frame has the others again.
-Slow because: all turns after the first one compute what is known.
+Looks like: ``graph = neighbours(points)`` in a loop that changes nothing of ``points``; a filterbank, a grid or a
+    scaler made from settings in ``__getitem__`` or ``forward``; an adjacency that each layer normalises again; a search
+    for neighbours of the same positions in every layer; what depends on the fold, for every learning rate.
+    ``torchtriage run`` compares calls, and rows of batches: a window that moves on by one frame contains the others
+    again.
+Slow because: all turns after the first one compute what is already known.
 Fix: compute it once, before the loop or in ``__init__``, and pass it on.
 Quiet when: something random, stored or read from outside is part of it, it is cheap or behind a condition, or
     the loop measures time.

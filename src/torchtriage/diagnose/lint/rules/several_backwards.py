@@ -1,10 +1,10 @@
-"""Losses of one forward pass go backward one by one.
+"""The losses of one forward pass are backpropagated one by one.
 
 Looks like: ``a.backward(retain_graph=True)`` and then ``b.backward()`` in one step, with nothing between that needs
     the first gradients; ``for loss in losses: loss.backward(retain_graph=True)``.
 Slow because: the part of the graph that the losses share is walked backward once for each of them, and its
     activations stay in memory meanwhile.
-Fix: add the losses up and call ``backward`` once: the gradients are the same.
+Fix: add up the losses and call ``backward`` once: the gradients are the same.
 Quiet when: a step, a clip or a read of the gradients stands between them, or they update different networks.
 Source: PyTorch documentation of ``torch.Tensor.backward``.
 """

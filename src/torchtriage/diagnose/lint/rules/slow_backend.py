@@ -6,7 +6,7 @@ Looks like: ``torch.backends.cudnn.enabled = False``; ``enable_flash_sdp(False)`
     ``attn_implementation="eager"``, ``enable_attention_slicing()``, a diffusion pipeline in float32.
 Slow because: the library takes a slower path for each call: several times as long without cuDNN or without cached
     memory; through the host where a direct link exists.
-Fix: take it out, or set it from outside where one machine needs it.
+Fix: remove it, or set it from outside if one machine needs it.
 Quiet when: it is behind a flag, or in a function that says what it is for (seeds, reproducibility, debugging).
 Source: PyTorch documentation of ``torch.backends`` and "CUDA environment variables"; NCCL documentation.
 """

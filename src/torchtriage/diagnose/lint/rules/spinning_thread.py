@@ -1,4 +1,4 @@
-"""A thread runs in circles and takes the interpreter from the others.
+"""A thread spins and takes the interpreter from the others.
 
 Looks like: ``Thread(target=f)`` where ``f`` loops without a call that waits (``sleep``, ``wait``,
     ``get``, ``recv``); ``while not ready: pass``.

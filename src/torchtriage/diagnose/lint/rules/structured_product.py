@@ -1,4 +1,4 @@
-"""A product of matrices computes what a product of elements, or a look-up, gives.
+"""A product of matrices computes what an elementwise product, or a look-up, would give.
 
 Looks like: ``torch.diag(d) @ a`` and ``a @ torch.diag(d)``; ``F.one_hot(ids, n).float() @ table`` or through a linear
     layer; ``torch.diag(x @ y.T)`` and ``torch.trace(x @ y)``, where all products are made and n are read;

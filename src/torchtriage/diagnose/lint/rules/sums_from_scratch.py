@@ -1,8 +1,8 @@
-"""Each sum of a prefix or of what follows is added up from scratch.
+"""Each sum of a prefix or a suffix is computed from scratch.
 
 Looks like: ``for t in range(len(rewards)): for r in rewards[t:]: total = total + gamma ** k * r``; ``sum(gamma ** k * r
     for k, r in enumerate(rewards[t:]))`` for each ``t``.
-Slow because: the work is the square of the length; one pass from the end, or a cumulative sum, is linear.
+Slow because: the work grows with the square of the length; one pass from the end, or a cumulative sum, is linear.
 Fix: ``for r in reversed(rewards): total = r + gamma * total``; ``torch.cumsum``; ``x.flip(0).cumsum(0).flip(0)``.
 Quiet when: what is taken has a fixed width, or is not summed.
 Source: PyTorch documentation of ``torch.cumsum``.

@@ -1,4 +1,4 @@
-"""A tensor is made of Python numbers, one by one, in every step.
+"""A tensor is made from Python numbers, one by one, in every step.
 
 Looks like: ``torch.tensor([f(x) for x in rows])`` in a loop of steps, or in what it calls;
     ``torch.FloatTensor(states)`` of the columns of ``zip(*samples)``, or of a list, that are arrays by their name.

@@ -1,10 +1,9 @@
 """Texts are tokenised one by one.
 
-Looks like: ``dataset.map(lambda row: tokenizer(row["text"]))`` without ``batched=True``;
-    ``[tokenizer(t) for t in texts]`` and loops that append what a tokenizer gives;
-    ``from_pretrained(..., use_fast=False)``.
-Slow because: a fast tokenizer works through a batch in parallel in compiled code; one text at a time it waits for
-    Python between them, five to twenty times as long.
+Looks like: ``dataset.map(lambda row: tokenizer(row["text"]))`` without ``batched=True``; ``[tokenizer(t) for t in
+    texts]`` and loops that append what a tokenizer returns; ``from_pretrained(..., use_fast=False)``.
+Slow because: a fast tokenizer works through a batch in parallel in compiled code; one text at a time, it waits for
+    Python in between and takes five to twenty times as long.
 Fix: ``dataset.map(encode, batched=True)``, ``tokenizer(texts)``.
 Quiet when: the loop is short, or each text needs its own decision.
 Source: Hugging Face documentation of ``datasets``, "Batch mapping".

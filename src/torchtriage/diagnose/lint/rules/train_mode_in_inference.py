@@ -1,4 +1,4 @@
-"""A model runs without autograd, and still in train mode.
+"""A model runs without autograd, but still in train mode.
 
 Looks like: a module built in this file, with dropout or batch norm, called in a loop under
     ``no_grad`` or ``inference_mode``, or in a program that trains nothing, and no ``.eval()`` in the

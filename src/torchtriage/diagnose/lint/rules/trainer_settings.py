@@ -1,10 +1,10 @@
-"""A trainer is set to look, copy or wait more often than training needs.
+"""A trainer is set to check, copy or wait more often than training needs.
 
 Looks like: ``Trainer(detect_anomaly=True)``, ``profiler="advanced"``, ``deterministic=True``, ``precision=64``,
     ``strategy="dp"``, ``val_check_interval=20``, ``reload_dataloaders_every_n_epochs=1`` of Lightning;
     ``TrainingArguments(logging_steps=1, eval_steps=10, torch_empty_cache_steps=1, dataloader_pin_memory=False)``.
 Slow because: each is a debugging aid, a wait for the device, or a pass over other data, repeated through the run.
-Fix: leave the default, or a larger interval.
+Fix: use the default, or a larger interval.
 Quiet when: the setting is not a constant, or is the default.
 Source: Lightning documentation, "Speed up model training"; Hugging Face documentation of ``TrainingArguments``.
 """

@@ -1,11 +1,11 @@
-"""A recurrent cell runs step by step over a sequence that is there as a whole.
+"""A recurrent cell runs step by step over a sequence that is available as a whole.
 
 Looks like: ``for t in range(x.shape[1]): h = self.cell(x[:, t], h)`` with ``nn.GRUCell``,
     ``nn.LSTMCell`` or ``nn.RNNCell``, or a cell that is passed in; ``out, h = self.gru(token, h)`` for each token.
 Slow because: every step launches a dozen small kernels, forward and backward; ``nn.GRU`` and the
     like do the input's part for all steps at once and the rest in one call.
 Fix: ``nn.GRU(..., batch_first=True)(x)``.
-Quiet when: the input of a step is made from the step before (a decoder that feeds itself).
+Quiet when: the input of a step depends on the previous step (a decoder that feeds itself).
 Source: PyTorch documentation of ``torch.nn.GRU``.
 """
 

@@ -1,8 +1,8 @@
 """An operator computes more than what is read of its result.
 
-Looks like: ``self.lm_head(hidden)[:, -1]``, a projection of all positions of which the last is read; ``u, s, v =
-    torch.svd(x)`` with ``s`` alone, ``torch.linalg.eigh`` for its values; ``torch.inverse(a) @ b``; the gradient of a
-    constant in a ``backward`` of one's own.
+Looks like: ``self.lm_head(hidden)[:, -1]``, a projection of all positions of which only the last is read; ``u, s, v =
+    torch.svd(x)`` for ``s`` only, ``torch.linalg.eigh`` for its values; ``torch.inverse(a) @ b``; the gradient of a
+    constant in a custom ``backward``.
 Slow because: the projection to a vocabulary, the vectors of a decomposition and an inverse are the costly part.
 Fix: take the position first; ``torch.linalg.svdvals``, ``eigvalsh``; ``torch.linalg.solve(a, b)``;
     ``ctx.needs_input_grad``.

@@ -1,4 +1,4 @@
-"""Weights are summed up anew for each draw.
+"""Weights are summed up again for each draw.
 
 Looks like: ``rng.choice(n, p=weights)``, ``random.choices(items, weights=w)`` or ``torch.multinomial(w, k)`` for
     each row of a batch, in a loop or comprehension of a step, in a function that one calls, or in
@@ -7,7 +7,7 @@ Slow because: each call checks and sums all weights, however few it draws: over 
     millisecond for one number.
 Fix: draw for all rows in one call, ``size=(rows, k)``; or sum once, ``cdf = weights.cumsum()``, and draw with
     ``cdf.searchsorted(rng.random(k) * cdf[-1])`` (``cum_weights=`` of ``random.choices``); the alias method.
-Quiet when: the weights change from turn to turn, or are a few that are written out.
+Quiet when: the weights change from turn to turn, or are few and written out.
 Source: NumPy documentation of ``Generator.choice``; Python documentation of ``random.choices``.
 """
 

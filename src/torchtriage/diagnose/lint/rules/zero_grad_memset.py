@@ -1,4 +1,4 @@
-"""Gradients are set to zero instead of being let go.
+"""Gradients are set to zero instead of being released.
 
 Looks like: ``zero_grad(set_to_none=False)``; ``p.grad.zero_()`` in a loop over parameters.
 Slow because: memory is written with zeros, and the next backward pass reads and adds where it could

@@ -8,8 +8,8 @@ Cost: exposed time of all gathers of a unit but its first in the step, on the ho
     counts the fastest of equal messages, since ranks that are late may be waited for elsewhere; it is 0 for the
     backward pass's own gather, which FSDP makes on purpose.
 Fix: ``reshard_after_forward=False`` keeps the parameters for the backward pass, ``set_reshard_after_backward(False)``
-    for the next micro-batch. The memory this takes is said in the finding.
-Leave it when: the gathered parameters do not fit beside activations: freeing them is what full sharding is for.
+    for the next micro-batch. The finding states the memory this takes.
+Leave it when: the gathered parameters do not fit alongside the activations: freeing them is what full sharding is for.
 Source: PyTorch documentation, ``fully_shard``, ``reshard_after_forward``; Rajbhandari et al., "ZeRO", SC 2020, section
     7.2.2: 1.5 times the volume.
 """

@@ -1,7 +1,7 @@
 """Communication runs while the device computes nothing.
 
-Looks like: kernels of NCCL, RCCL or a custom all-reduce with no other kernel beside them for at least a tenth of the
-    step, on whatever stream. Without a device: gloo or MPI collectives that the main thread waits for, outside every
+Looks like: kernels of NCCL, RCCL or a custom all-reduce with no other kernel running, for at least a tenth of the step,
+    on whatever stream. Without a device: gloo or MPI collectives that the main thread waits for, outside every
     operator. Tensor-parallel ones (COM060) and, without a device, FSDP's (COM057 to COM059) do not count.
 Slow because: the compute units wait for the network, and often for the slowest rank, instead of working on what does
     not depend on the result.

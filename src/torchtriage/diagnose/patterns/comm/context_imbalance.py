@@ -1,12 +1,12 @@
-"""Causal attention is split over ranks by whole stretches of the sequence, so the last ones have most of it.
+"""Causal attention is split over ranks in contiguous chunks of the sequence, so the last ranks have most of the work.
 
 Looks like: in the recordings of all ranks, attention takes longer from rank to rank of a group while everything else
     takes as long on all of them (within 10 %), and the ranks with little of it wait: the longest is 5 % of the step
     above the mean.
-Slow because: under a causal mask the n-th stretch of the sequence attends to n stretches; the ring goes at the pace of
-    its fullest rank.
+Slow because: under a causal mask the n-th chunk of the sequence attends to n chunks; the ring runs at the pace of its
+    fullest rank.
 Cost: modelled: attention of the fullest rank less the mean, no more than the others wait; half of it at the low end.
-Fix: give each rank one stretch from the front and one from the back (zigzag), or stripes.
+Fix: give each rank one chunk from the front and one from the back (zigzag), or stripes.
 Leave it when: attention is a small part of the step, or the mask is not causal.
 Source: Brandon et al., "Striped Attention", 2023; PyTorch documentation, context_parallel (load balancing is on by
     default).

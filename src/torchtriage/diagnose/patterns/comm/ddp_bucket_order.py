@@ -1,8 +1,8 @@
-"""DDP's buckets become ready in another order than they are reduced in.
+"""DDP's buckets become ready in a different order from the one they are reduced in.
 
 Looks like: two or more ``c10d::allreduce_`` in one gradient's hook, in most steps: buckets that were ready have waited
-    for an earlier one. The last of them have no computation beside them, although the backward pass has computed with
-    no communication beside it.
+    for an earlier one. The last of them are exposed, although the backward pass computed while nothing was
+    communicated.
 Slow because: every rank reduces the buckets in the same fixed order. DDP lays them out in reverse order of
     registration and again in the order of the first backward pass, but not with ``find_unused_parameters=True``.
 Cost: bounded by the exposed time of the buckets that waited, without the waiting for late ranks, and by the computation

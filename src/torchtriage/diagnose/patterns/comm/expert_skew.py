@@ -1,12 +1,12 @@
-"""Experts of one rank get more tokens than those of others, who wait for it.
+"""One rank's experts get more tokens than those of the other ranks, which wait for it.
 
-Looks like: in the recordings of all ranks, all-to-alls that give back what experts computed, before which the rank that
+Looks like: in the recordings of all ranks, all-to-alls that return what experts computed, before which the rank that
     comes last has put in more elements than the mean of its group and has computed products for longer; the others wait
     for it there for 5 % of the step or more. Which rank it is may change from step to step.
 Slow because: a layer of experts is done when its fullest rank is; routers prefer some experts unless held back.
-Cost: measured: from the mean to the last start of these all-to-alls. The low end is half of that: no router is even.
-    The high end adds what all-to-alls of even experts would be faster by. Of several groups of experts, which wait at
-    the same time, the one that waits longest counts.
+Cost: measured: from the mean to the last start of these all-to-alls. The low end is half of that: no router is
+    perfectly even. The high end adds how much faster the all-to-alls of even experts would be. Of several groups of
+    experts, which wait at the same time, the one that waits longest counts.
 Fix: balance the load: an auxiliary loss or a bias on the router, a capacity limit, copies of hot experts on more ranks,
     or another placement of experts.
 Leave it when: the router has just begun to train, or the tokens of this batch are unusual.

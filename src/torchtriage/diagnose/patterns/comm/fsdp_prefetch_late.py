@@ -1,8 +1,9 @@
-"""FSDP gathers a unit's parameters when they are needed, not while the unit before computes.
+"""FSDP gathers a unit's parameters when they are needed, not while the previous unit computes.
 
 Looks like: inside ``FSDP::all_gather`` (FSDP1: ``FullyShardedDataParallel._pre_forward``) all-gathers of three or more
-    units with nothing computed beside them, although the unit before has computed with no communication beside it.
-Slow because: the next unit's parameters need no result of the unit before; gathered one unit earlier they are there.
+    units while nothing is computed, although the previous unit computed while nothing was communicated.
+Slow because: the next unit's parameters need no result of the previous unit; gathered one unit earlier, they are there
+    in time.
 Cost: bounded by the exposed time, without the waiting for late ranks, and by the computation before each gather. Low
     counts the fastest of equal messages on a device, nothing on the host: gloo's threads take cores from those that
     compute.

@@ -1,12 +1,12 @@
-"""Batches of unequal size: in each step another rank has the most to do, and the others wait for it.
+"""Batches of unequal size: in each step a different rank has the most to do, and the others wait for it.
 
 Looks like: in the recordings of all ranks no rank is late throughout, but the inputs of the operators differ in size
-    between the ranks of a step by 10 % and more, the rank with the largest is the last to the collectives in most
-    steps, and the others wait for 5 % of the step.
-Slow because: a step takes as long as its fullest rank; samples dealt out by number differ in length.
-Cost: measured: the time of the last rank's own less the mean of all, no more than ranks wait; at the low end four
-    fifths of what sizes explain of it, as whole samples are never shared out evenly.
-Fix: deal out by length: sort each global batch and share it out by tokens, or fill batches to a number of tokens.
+    between the ranks of a step by 10 % and more, the rank with the largest reaches the collectives last in most steps,
+    and the others wait for 5 % of the step.
+Slow because: a step takes as long as its fullest rank; samples distributed by number differ in length.
+Cost: measured: the last rank's own time less the mean of all, no more than ranks wait; at the low end four fifths of
+    what sizes explain of it, as whole samples are never shared out evenly.
+Fix: distribute by length: sort each global batch and divide it by tokens, or fill batches up to a number of tokens.
 Leave it when: the order of samples must not change, or lengths are only known after they are read.
 Source: Ott et al., "fairseq", 2019 (batches by number of tokens); Krell et al., "Efficient Sequence Packing", 2021.
 """

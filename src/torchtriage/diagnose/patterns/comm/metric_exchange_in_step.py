@@ -1,13 +1,13 @@
 """Ranks exchange a few numbers between micro-batches, and all wait there for whoever is last.
 
 Looks like: in the recordings of all ranks no rank is late throughout, but between micro-batches, or between forward and
-    backward pass, they exchange a loss, a count or a metric (512 bytes and less) at least twice in a step, come there
-    at different times, and would gain 5 % of the step if nobody waited there.
-Slow because: what carries next to nothing still lets nobody on before the last has come. Micro-batches differ in
+    backward pass, they exchange a loss, a count or a metric (512 bytes and less) at least twice in a step, arrive there
+    at different times, and would gain 5 % of the step if none of them waited there.
+Slow because: an exchange of next to nothing still holds every rank until the last has arrived. Micro-batches differ in
     length, and over a step the differences even out; at each exchange the ranks wait for the longest of them instead.
-Cost: measured: the ranks' recorded arrivals are gone through once more with nobody waiting at these exchanges and all
-    other collectives as they are; 80 % of what the job gains, at the high end 125 % of that and of the
-    transfer. Of several exchanges in a row only the first counts: the others take their latency (COM037).
+Cost: measured: the ranks' recorded arrivals are replayed without waiting at these exchanges, with all other collectives
+    as they are; 80 % of what the job gains, at the high end 125 % of that and of the transfer. Of several exchanges in
+    a row only the first counts: the others take their latency (COM037).
 Fix: sum the numbers up on each rank, and exchange them once per step or when the log is written.
 Leave it when: the step needs the result at once, such as the number of all tokens that a loss is divided by: then
     exchange that of all micro-batches before the first, or start it with ``async_op=True``.

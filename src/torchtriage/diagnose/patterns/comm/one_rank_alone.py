@@ -1,14 +1,14 @@
 """One rank saves a checkpoint or evaluates while the others wait for it.
 
-Looks like: in the recordings of all ranks, steps in which the others wait for one rank, for 5 % of a step or more in
-    the mean over all recorded steps, and it spends that time in calls or ranges that save or evaluate, or runs many
-    more operators of the forward pass with no more of the backward pass. These may be few steps, left out of the steady
+Looks like: in the recordings of all ranks, steps in which the others wait for one rank, for 5 % of a step or more on
+    average over all recorded steps, and it spends that time in calls or ranges that save or evaluate, or runs many more
+    operators of the forward pass with no more of the backward pass. These may be few steps, left out of the steady
     ones.
-Slow because: the next collective begins when the last rank has come, so all devices stand still meanwhile.
+Slow because: the next collective starts when the last rank has arrived, so all devices stand still meanwhile.
 Cost: measured: the time for which the others wait for it in these steps, spread over all recorded steps; 40 % of it at
     the low end, since the work has to be done somewhere.
 Fix: save from all ranks at once, each its part, or in the background; evaluate on all ranks with a shard for each.
-Leave it when: it is rare: the recording shows few steps, and the share is of those.
+Leave it when: it is rare: the recording shows few steps, and the share refers to those.
 Source: PyTorch documentation, torch.distributed.checkpoint (async_save).
 """
 

@@ -2,18 +2,18 @@
 
 Looks like: in the recordings of all ranks of a pipeline, whose order of passes is a known schedule (GPipe, 1F1B,
     interleaved 1F1B, zero bubble, one micro-batch after another), the order implies at least 10 % of the step in
-    waiting even with equal stages, and it is there.
+    waiting even with equal stages, and the ranks do wait.
 Slow because: at both ends of a step the pipeline fills and drains: a rank can do nothing until the stage before it, or
-    on the way back the one after, has ended a micro-batch. With p ranks, m micro-batches and v stages on each rank
+    on the way back the one after, has finished a micro-batch. With p ranks, m micro-batches and v stages on each rank
     that is (p - 1)/(v m + p - 1) of the time; one micro-batch after another leaves it idle for (p - 1)/p however many
     there are.
 Cost: modelled by playing the schedule through with the measured times of stages, messages and host: half of the lowest
     and the highest of what twice as many micro-batches (instead of one after another: 1F1B), two stages on each rank,
-    and a zero-bubble schedule would give back.
+    and a zero-bubble schedule would save.
 Fix: more micro-batches, several stages on each rank (interleaved 1F1B), or a schedule that puts the gradients of the
     weights into the gaps (zero bubble).
-Leave it when: micro-batches are so small that halving them fills the device no longer, or memory for more of them, or
-    for a second stage on each rank, is not there.
+Leave it when: micro-batches are so small that half of one no longer fills the device, or there is no memory for more of
+    them, or for a second stage on each rank.
 Source: Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
     Clusters Using Megatron-LM", SC 2021; Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024.
 """

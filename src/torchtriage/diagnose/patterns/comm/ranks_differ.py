@@ -1,4 +1,4 @@
-"""Ranks of one job run different programs: other operators, input types, versions or devices.
+"""Ranks of one job run different programs: different operators, input types, versions or devices.
 
 Looks like: in the recordings of all ranks of a data-parallel job, calls in every step that the majority of ranks does
     not make, at least 5 % of a rank's computation or of its kinds of calls; products in another type; or another

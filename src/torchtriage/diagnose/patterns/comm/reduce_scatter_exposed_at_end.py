@@ -1,9 +1,9 @@
 """Most gradients are reduced in one message at the end of the backward pass, when nothing is left to compute.
 
 Looks like: the last reduce-scatter or all-reduce of a backward pass carries more than half of the gradients, more than
-    4 MiB, and has no computation beside it, although the backward pass has computed with no communication beside it.
-Slow because: a bucket (DDP) or unit (FSDP) is reduced when its last gradient is there. Too large a one is there at the
-    end, and everything waits for it.
+    4 MiB, and is exposed, although the backward pass computed while nothing was communicated.
+Slow because: a bucket (DDP) or unit (FSDP) is reduced when its last gradient is ready. One that is too large is ready
+    only at the end, and everything waits for it.
 Cost: bounded by the exposed time of that message, without the waiting for late ranks and without the transfer of
     4 MiB, by the computation before it, and by when its gradients were ready. Low counts the fastest of equal messages
     on a device, nothing on the host.

@@ -1,16 +1,16 @@
 """One process group sends more slowly than its equals.
 
 Looks like: in the recordings of a job's ranks, the messages of one process group take 1.25 times as long as messages of
-    equal operation and size in the groups that play the same part: as many members, as far apart, on as many hosts.
-    Measured is the transfer, from the last rank's start to the end, so that no rank's lateness counts; it has to be
-    so in four of five messages.
+    equal operation and size in the groups that play the same part: as many members, as far apart, on as many hosts. The
+    transfer is measured, from the last rank's start to the end, so that no rank's lateness counts; this must hold for
+    four of five messages.
 Slow because: the ranks of the slow group come late to what they share with the others, and the whole job runs at the
     pace of its slowest link.
 Cost: what each message takes beyond the median of the equal groups, as far as nothing is computed beside it on any of
     its ranks. Low counts from the slowest equal group that is not slow, and takes off what all of the group's ranks
     wait for others anyway. Equal groups that are slow at once are one finding, with the cost of the slowest.
-Fix: look at the link: its counters of errors, its speed, the route.
-Leave it when: the group's ranks are connected in another way by intent.
+Fix: look at the link: its error counters, its speed, the route.
+Leave it when: the group's ranks are connected differently on purpose.
 Source: NCCL tests, bus bandwidth; NCCL documentation, troubleshooting.
 """
 

@@ -1,7 +1,7 @@
 """One stage of a pipeline takes longer than the others, which wait for it at every micro-batch.
 
-Looks like: in the recordings of all ranks of a pipeline, the passes of one rank take at least 10 % longer than those of
-    all ranks in the mean, and the same order with equal stages would make the step at least 5 % shorter.
+Looks like: in the recordings of all ranks of a pipeline, the passes of one rank take at least 10 % longer than the mean
+    of all ranks, and the same order with equal stages would make the step at least 5 % shorter.
 Slow because: a pipeline runs at the pace of its longest stage: all others stand idle for the difference, micro-batch by
     micro-batch.
 Cost: modelled by playing the recorded order through with the measured times of the stages and with equal ones, and 5 %

@@ -1,7 +1,7 @@
-"""Tensor parallelism: each layer's collective stands between two products, and nothing runs beside it.
+"""Tensor parallelism: each layer's collective stands between two products, and nothing runs meanwhile.
 
 Looks like: in each layer a matrix product, then an all-reduce, all-gather or reduce-scatter of its result, of a process
-    group called tensor-parallel or directly behind the product, exposed for at least a tenth of the step. Or an
+    group called tensor-parallel or directly after the product, exposed for at least a tenth of the step. Or an
     all-reduce after each product, where a column-parallel and a row-parallel layer need one for both.
 Slow because: the collective needs the whole product and the next product needs the collective, so that device or host
     wait for the network, several times per layer.
@@ -9,9 +9,9 @@ Cost: bounded by the exposed time, without the waiting for late ranks, and by th
     per rank, all but one part can be sent while the next is computed. Low is 0: the parts are slower than the whole.
     Where every second one is needless: half of the exposed time, low of the fastest of equal messages.
 Fix: asynchronous tensor parallelism: ``torch.compile`` with ``torch._inductor.config._micro_pipeline_tp = True`` and
-    symmetric memory, over sequence parallelism, which makes all-gather and reduce-scatter of the all-reduce; Megatron's
-    ``--tp-comm-overlap``. Elsewhere: two halves of the batch, one computes while the other communicates.
-Leave it when: the group crosses machines, messages are small (decoding), or fewer ranks hold the model as well.
+    symmetric memory, with sequence parallelism, which turns the all-reduce into all-gather and reduce-scatter;
+    Megatron's ``--tp-comm-overlap``. Elsewhere: two halves of the batch, one computes while the other communicates.
+Leave it when: the group crosses machines, messages are small (decoding), or fewer ranks can hold the model, too.
 Source: PyTorch, "Introducing Async Tensor Parallelism in PyTorch", 2024; Wang et al., "Overlap Communication with
     Dependent Computation via Decomposition in Large Deep Learning Models", ASPLOS 2023.
 """

@@ -1,6 +1,6 @@
 """Compiled code is recompiled again and again, or gives up and runs uncompiled.
 
-Looks like: one frame compiled anew in two or more steps after the first (``Torch-Compiled Region: 0/3``, ``0/4``,
+Looks like: one frame compiled again in two or more steps after the first (``Torch-Compiled Region: 0/3``, ``0/4``,
     ...); or cache look-ups followed by neither a region nor a compilation but by plain operators: the recompile limit
     is reached.
 Slow because: a guard on a shape, a type or a Python number fails, and a compilation takes 0.9-2 s where the step takes

@@ -6,9 +6,9 @@ Looks like: at least 80 % of the outermost core operators (convolutions, product
     that training continues after them.
 Slow because: every node keeps its inputs alive, so memory grows with depth, and recording takes the host microseconds
     per operator.
-Cost: on a CPU 1.5 to 8 µs for each recorded core operator and the views around it. What the kept memory takes is not in
-    a trace (``torchtriage run`` counts it: steps were 1.02 to 1.7 times as long), and beside a device nothing is
-    priced: it hides the host's time unless the host is late, and then other findings own that.
+Cost: on a CPU 1.5 to 8 µs for each recorded core operator and the views around it. What the kept memory costs is not in
+    a trace (``torchtriage run`` counts it: steps were 1.02 to 1.7 times as long), and with a device no cost is given:
+    it hides the host's time unless the host is late, and then other findings own that.
 Fix: run the model under ``torch.inference_mode()`` (or ``torch.no_grad()``).
 Leave it when: gradients are taken later, outside the recording, or with respect to inputs.
 Source: PyTorch documentation, "Autograd mechanics", locally disabling gradient computation.

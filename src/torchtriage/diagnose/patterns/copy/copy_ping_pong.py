@@ -1,4 +1,4 @@
-"""What is copied between host and GPU in a step goes back in the same step: a tensor, or the weights of a module.
+"""Tensors, or the weights of a module, are copied between host and GPU and back in the same step.
 
 Looks like: a blocking copy to the host and, on the same thread, in the same step and within 100 ms, the next copy to
     the device of exactly as many bytes (4 KiB or more, so that the size is meaningful); in at least half of the steps,

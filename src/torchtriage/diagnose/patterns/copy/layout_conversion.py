@@ -10,7 +10,7 @@ Cost: the time of the conversions; at the low end only the part that remains onc
     What the convolutions themselves gain is not counted.
 Fix: keep model and inputs in the channels_last format from end to end; convolutions over one axis made two-dimensional,
     as that format needs four dimensions.
-Leave it when: the conversions occur only at the two ends of the model, or an operator in between supports NCHW alone:
+Leave it when: the conversions occur only at the two ends of the model, or an operator in between supports only NCHW:
     then each one needs a conversion anyway.
 Source: PyTorch tutorial "Channels Last Memory Format in PyTorch"; measured: 9.2 % of the kernel time of a ResNet on
     A100, 16 % on MI300X.

@@ -4,9 +4,9 @@ Looks like: before anything is computed in a step, ``aten::slice`` takes from a 
     belongs to this rank of the job, one of as many equal ones as there are ranks (or every n-th sample), and the host
     has taken at least 5 % of the step until then.
 Slow because: n ranks read and decode n times what they need. All are alike, so no rank waits for another.
-Cost: the host's time from the begin of the step to the slice (on a device: what of it stands idle), of which n - 1 of n
-    parts are other ranks'. Low counts half of that: not all of it need be reading.
-Fix: read the part alone: ``DistributedSampler``, ``split_dataset_by_node``, or indices of this rank.
+Cost: the host's time from the start of the step to the slice (with a device: the device's idle time in it), of which n
+    - 1 of n parts are other ranks'. Low counts half of that: not all of it is necessarily reading.
+Fix: read only this part: ``DistributedSampler``, ``split_dataset_by_node``, or indices of this rank.
 Leave it when: what is read does not depend on the number of samples (one large file, a cache that all ranks share), or
     a batch in memory is cut.
 Source: PyTorch documentation, ``torch.utils.data.distributed.DistributedSampler``.

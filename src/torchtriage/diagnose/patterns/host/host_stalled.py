@@ -1,10 +1,10 @@
-"""The launching thread stands still inside calls that usually take microseconds.
+"""The launching thread stalls inside calls that usually take microseconds.
 
 Looks like: gaps of at least 1 ms in which the device is idle because the next launch is late, and in which one operator
     or call of the launching thread lasted at least 1 ms by itself although it is short elsewhere: at different calls,
     not in the same place of each step; together 5 % of the step.
-Slow because: the thread does not run. The system gave its core to somebody else or used up the container's share of
-    time, another thread holds the interpreter's lock, or memory was swapped out. A first use looks the same, once.
+Slow because: the thread does not run. The system gave its core to another process, the container's CPU quota was used
+    up, another thread holds the interpreter's lock, or memory was swapped out. A first use looks the same, once.
 Cost: the device idle time of these calls; low counts half of it, divided by the profiler's inflation. Fewer than five
     stalls, or at fewer than three different calls, promise nothing, nor do first calls of their name and those before
     the first run of a kernel: what happens once is gone in steady state.

@@ -3,10 +3,9 @@
 Looks like: stretches of at least 1 ms in which the device is idle because the next launch is late, and in which the
     launching thread spent less than half of the time in operators or runtime calls; together 5 % of the step. Time in
     loaders, garbage collection, ``time.sleep`` and the profiler itself is excluded, and so are the waits of a loop that
-    keeps a pace of its own, such as a controller's for its next tick (the doctor's ``paced-loop`` says its slack). On a
-    CPU: the same stretches of the main thread, between ops, where the same frames run between the same ops in step
-    after step; waits inside the backward engine and in calls of torch.distributed are not
-    Python.
+    keeps its own pace, such as a controller's for its next tick (the doctor's ``paced-loop`` says its slack). On a CPU:
+    the same stretches of the main thread, between ops, where the same frames run between the same ops in step after
+    step; waits inside the backward engine and in calls of torch.distributed are not Python.
 Slow because: nothing is enqueued while the host prepares inputs, waits for a lock or writes a file.
 Cost: the device idle time outside ops (on a CPU: the host time); low counts half of it, divided by the profiler's
     inflation.

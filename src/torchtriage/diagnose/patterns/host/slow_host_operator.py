@@ -8,8 +8,8 @@ Slow because: features, random numbers and other work on CPU tensors, operators 
     subclasses, fake tensors) and lists of hundreds of views take the host milliseconds, in which nothing is launched.
 Cost: the device idle time in which these operators ran, and what lies between them where they are most of a stretch;
     low counts half of the operators alone, what only dispatches divided by the profiler's inflation.
-Fix: compute it on the device, for the whole batch, once instead of in every step, or beside the launching thread;
-    ``broadcast_buffers=False`` where DDP joins its buffers.
+Fix: compute it on the device, for the whole batch, once instead of in every step, or in another thread than the
+    launching one; ``broadcast_buffers=False`` where DDP joins its buffers.
 Leave it when: the work has to be done on the host and its result is needed for this very step.
 Source: PyTorch performance tuning guide, "Create tensors directly on the target device"; measured: ``torch.randn`` on
     the CPU 10 of 12 ms of a step, a split dispatched through Python 21 of 43 ms, log-mel features of 32 utterances, in

@@ -6,7 +6,7 @@ Slow because: fast transforms divide the length into small factors. A large prim
     transforms of more than twice the length.
 Cost: modelled: on a CPU 65 to 96 % of their time, by how much faster the next length without factors above 7 was for 61
     lengths between 500 and 300,000 (MKL, one thread; nine of ten lie between); on a device up to that, not measured.
-Fix: pad to the next length of small factors, and cut the result. A convolution only needs the sum of both lengths or
+Fix: pad to the next length with small factors, and cut the result. A convolution only needs the sum of both lengths or
     more.
 Leave it when: the frequencies themselves are needed: padding moves them.
 Source: NVIDIA, "cuFFT API Reference", accuracy and performance; SciPy documentation, ``scipy.fft.next_fast_len``.

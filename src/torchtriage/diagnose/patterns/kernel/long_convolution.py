@@ -2,7 +2,7 @@
 
 Looks like: on a CPU ``conv1d`` of stride 1 with 64 taps or more, few channels, and three times the time that Fourier
     transforms of that size take (reverberation, matched filters, smoothing by a long window).
-Slow because: each result costs a product for each tap. By way of Fourier transforms it costs a few for each bit of the
+Slow because: each result costs a product for each tap. With Fourier transforms it costs a few for each bit of the
     length.
 Cost: modelled, from the operators' time: what is above a transform for each signal, kernel and result (0.25 ns for each
     number and bit of the length) and their products (1.5 ns), twice that in the backward pass; three times as much at

@@ -1,13 +1,13 @@
 """Kernels are too small to fill the device.
 
 Looks like: kernels of at least 10 µs with at most half as many blocks as the device has multiprocessors, nothing else
-    running beside them and the next kernel already queued; together at least 20 % of the kernel time. Reductions,
-    batch norms (a block per channel, whatever the batch), optimizers, communication and kernels without a recorded
-    grid do not count.
+    running meanwhile and the next kernel already queued; together at least 20 % of the kernel time. Reductions, batch
+    norms (a block per channel, whatever the batch), optimizers, communication and kernels without a recorded grid do
+    not count.
 Slow because: a block runs on one multiprocessor, so more than half of the device is idle while such a kernel runs, and
     a larger batch would take no longer.
 Cost: at most the part of the kernels' time that a full device would not need. The gain is per sample, from doing more
-    in a step: a step of the same size is not sure to get shorter.
+    in a step: a step of the same size may not get shorter.
 Fix: a larger batch; or several requests at once on separate streams; for products, kernels that split the inner
     dimension.
 Leave it when: latency matters and not throughput, or memory is full.

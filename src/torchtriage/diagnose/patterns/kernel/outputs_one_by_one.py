@@ -1,4 +1,4 @@
-"""A norm, a variance or an argmax goes through its results one by one.
+"""A norm, a variance or an argmax computes its results one by one.
 
 Looks like: on a CPU ``norm``, ``std``, ``var`` or ``argmax`` (also inside ``F.normalize`` and
     ``F.cosine_similarity``) over few elements along an axis that is not the last, or a norm of 1 or infinity along a
@@ -7,7 +7,7 @@ Slow because: these reductions have no vectorised loop across results. Each resu
     elements it has, where ``sum``, ``amax`` and ``max`` take a tenth to a hundredth of it.
 Cost: modelled, from the operators' time: what is above 2.5 ns an element at the low end (variances 6, argmax 4.3),
     above 0.5 ns at the high end; double of both for float64.
-Fix: for norms bring the axis to the end first, or write a norm of two components as ``hypot``; ``abs().sum(dim)`` for
+Fix: for norms move the axis to the end first, or write a norm of two components as ``hypot``; ``abs().sum(dim)`` for
     norms of 1; ``max(dim).indices`` for ``argmax``; a variance out of ``mean`` and ``sum``.
 Leave it when: the tensor is small. Other norms compute a power of each element, and nothing is reported of them; nor on
     a device, where these reductions have kernels of their own.

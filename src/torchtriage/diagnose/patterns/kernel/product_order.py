@@ -2,13 +2,13 @@
 
 Looks like: an ``einsum`` of three operands or more that goes from left to right, as it does without ``opt_einsum``, and
     so builds a product of two long axes only to sum one of them away; a product with a sparse matrix, or rows that are
-    gathered and added up by index (the mean over neighbours), whose wide result a linear layer at once makes narrower.
-    At least 5 % of the kernel time (on a CPU, of the step), and 30 % less work the other way round.
+    gathered and added up by index (the mean over neighbours), whose wide result a linear layer immediately narrows. At
+    least 5 % of the kernel time (on a CPU, of the step), and 30 % less work the other way round.
 Slow because: (A B) C and A (B C) are equal, but their work is not: with A of n x d, B of d x n and C of n x d it is
     n n d against n d d. The backward pass repeats it twice.
 Cost: modelled: the products with these sides, forward and backward, times the share of the work that the other order
     leaves out (for a sparse matrix the width of what it is multiplied with); at the low end 60 % of it.
-Fix: write the products apart, the narrow one first; or install ``opt_einsum``, which PyTorch then uses by itself.
+Fix: write the products apart, the narrow one first; or install ``opt_einsum``, which PyTorch then uses automatically.
 Leave it when: something happens to the product in between, a softmax for example.
 Source: PyTorch documentation, ``torch.einsum`` and ``torch.backends.opt_einsum``; Kipf and Welling, "Semi-Supervised
     Classification with Graph Convolutional Networks", ICLR 2017.

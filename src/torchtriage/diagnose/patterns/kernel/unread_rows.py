@@ -1,10 +1,11 @@
-"""A wide last layer is computed for positions whose results nobody reads.
+"""A wide last layer is computed for positions whose results are never read.
 
 Looks like: a layer with 256 outputs or more, and more outputs than inputs, whose results (also after softmax or a
     scale) are only selected and sliced, until at most half of their rows are left: ``head(hidden)[:, -1]``, the scores
     of an answer behind a long question.
-Slow because: the layer over the vocabulary is the widest of the model, and the softmax goes through all that it makes.
-Cost: modelled: their time, times the share of rows that nobody reads; 60 % of that at the low end, on a device nothing.
+Slow because: the layer over the vocabulary is the widest of the model, and the softmax processes all of its output.
+Cost: modelled: their time, times the share of rows that are never read; 60 % of that at the low end, on a device
+    nothing.
 Fix: pick the positions before the layer (``logits_to_keep`` of Hugging Face's models).
 Leave it when: the whole result is read elsewhere, such as in NumPy.
 Source: Hugging Face Transformers, ``logits_to_keep`` of ``forward``; EleutherAI's lm-evaluation-harness.

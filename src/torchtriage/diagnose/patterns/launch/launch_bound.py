@@ -2,14 +2,15 @@
 
 Looks like: the device is idle for at least 20 % of the step because the next launch is late, in many gaps shorter than
     1 ms, and the host spent that time in operators and launch calls: dispatching. Loading data, waiting, allocating and
-    catching up after a wait are subtracted first. A longer gap is no launch: an operator that computes on the host
-    (HST055), a stalled thread (HST054) or Python (HST020). A recording without operators does not say what the host
-    did in the gaps: a hint, which promises nothing for sure.
+    catching up after a wait are subtracted first. A longer gap is not launching: an operator that computes on the host
+    (HST055), a stalled thread (HST054) or Python (HST020). A recording without operators does not say what the host did
+    in the gaps: a hint, which promises nothing for certain.
 Slow because: an operator takes the host 5-20 µs and a launch call 3-9 µs, which shorter kernels cannot hide.
 Cost: all host-late idle time that no more specific finding owns; low counts half of it, divided by the profiler's
-    inflation, as that much remains without the profiler and goes with compilation, and by how much longer than 5 µs
-    the median view takes: a profiler that just started or a slow host is no rate of launching. Without the profiler the
-    host is faster by the inflation, its waits and the device are not: where the device is busy then, nothing is said.
+    inflation, as that much remains without the profiler and disappears with compilation, and by how much longer than 5
+    µs the median view takes: a profiler that just started or a slow host says nothing of the launch rate. Without the
+    profiler the host is faster by the inflation, its waits and the device are not: where the device is busy then,
+    nothing is reported.
 Fix: let a compiler or a CUDA graph issue the launches, or give each launch more work.
 Leave it when: the recording was made with stacks and the idle time disappears without them, or the launches are being
     captured into a graph.

@@ -1,9 +1,9 @@
-"""A recurrent layer works on packed sequences, which oneDNN does not know.
+"""A recurrent layer works on packed sequences, which oneDNN does not support.
 
 Looks like: on a CPU ``aten::lstm`` of single precision in one direction with the sizes of its batches (from
     ``pack_padded_sequence``), eight of them or more, half of the padded batch or more filled.
-Slow because: oneDNN's layer does a whole sequence in one call, forward and backward; packed sequences it refuses:
-    they run as a dozen small operators for each layer and time step, and twice as many in the backward pass.
+Slow because: oneDNN's layer does a whole sequence in one call, forward and backward; it does not accept packed
+    sequences: they run as a dozen small operators for each layer and time step, and twice as many in the backward pass.
 Cost: the layer's time and that of its backward pass; on the padded batch it takes 0.05 to 0.5 of it for each result
     that is read, and as much for each that is padding; 0.8 at most without a backward pass, and where a time step takes
     25 million floating-point operations or more.

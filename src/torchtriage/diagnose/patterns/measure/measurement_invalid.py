@@ -5,11 +5,11 @@ Looks like: context creation, module loading, lazy kernel loading or compilation
     window before kernels that run for the first time, with a launch of a millisecond or more among theirs; or two
     readings of a Python clock in one user function with launches and no wait between them, after which the device
     still works for more than 10 % of the interval.
-Slow because: it is not slow, it is not the program: these things happen once, and launches return before their work is
-    done.
+Slow because: it is not slow; it is not the program itself: these things happen once, and launches return before their
+    work is done.
 Cost: none is claimed. Steps that contain them are left out of all costs; where there are no steps, costs are shares of
-    a window that contains them, and are not reliable: from a quarter of it this is the first finding. Calls that
-    most of several steps make again are the program.
+    a window that contains them, and are not reliable: from a quarter of it on, this is the first finding. Calls that
+    most steps repeat are part of the program.
 Fix: warm up before recording; wait for the device around clocks.
 Leave it when: the start-up or the compilation itself is what you want to look at.
 Source: PyTorch documentation, torch.profiler.schedule and torch.utils.benchmark.Timer; measured: 43 of 43.4 s in an

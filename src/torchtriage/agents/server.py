@@ -31,7 +31,7 @@ __all__ = ["READERS", "RUNNERS", "SKILL", "serve", "server"]
 
 SKILL = Path(__file__).with_name("SKILL.md")
 _IDENTITY = re.compile(r"([JT]\d+\.)?F\d+-")
-_MORE = "explain: pass a finding's id as what and this input as path, or a code alone"
+_MORE = "explain: pass a finding's id as what and this input as path, or only a code"
 INSTRUCTIONS = f"""Performance diagnosis for PyTorch. Loop: doctor (can the recording be trusted), analyze or run \
 (ranked findings), change one thing, verify (did it help, are results the same).
 Answers are pages of JSON: records, and next, a cursor (repeat the call with it; null: that was all). Whatever stands \

@@ -134,7 +134,7 @@ def test_another_torch_is_said() -> None:
     before = [replace(recording, environment=(("torch", "2.12"),)) for recording in recordings()]
     now = run_of(9.0, environment=(("torch", "2.13"),))
     found = of(compare(now, before, "main", n_tests=1), "step time")
-    assert "more than the code differs: torch 2.12 / 2.13" in found.lines
+    assert "not only the code differs: torch 2.12 / 2.13" in found.lines
 
 
 def test_nothing_recorded_is_not_checked() -> None:

@@ -251,8 +251,8 @@ def test_the_detector_chooses_one_window_of_each_place() -> None:
     chosen, left = worth_a_look(found, 8)
     assert [(one.window_ns, one.suspicion) for one in chosen] == [((400, 500), 0.95), ((200, 300), 0.5)]
     assert [(one.window_ns, reason) for one, reason in left] == [
-        ((100, 200), "another window stands for place 2 of a step"),
-        ((500, 600), "another window stands for place 3 of a step"),
+        ((100, 200), "another window represents place 2 of a step"),
+        ((500, 600), "another window represents place 3 of a step"),
     ]
     assert chosen[0].types == {"LCH016": 0.8}
 
@@ -292,7 +292,7 @@ def test_none_is_not_called_healthy_over_a_finding(tmp_path: Path) -> None:
     result = document("--window", "61.5-64.5") | {"windows": [told]}
     (tmp_path / "r.json").write_text(json.dumps(result))
     text = CliRunner().invoke(cli, ["show", str(tmp_path / "r.json")]).stdout
-    assert "nothing beside DAT018" in text
+    assert "nothing besides DAT018" in text
     assert "no anti-pattern" not in text.replace("with an anti-pattern", "")
 
 

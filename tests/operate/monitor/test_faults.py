@@ -449,7 +449,7 @@ print(time.time(), flush=True)
     assert done.returncode == 0
     # the queue that hands them on may take longer than closing waits; then that is said
     assert re.fullmatch(
-        "50000 records of Hangs were not sent: it took too long\n|the monitor's thread was held up.*\n", done.stderr
+        "50000 records of Hangs were not sent: it took too long\n|the monitor's thread was blocked.*\n", done.stderr
     )
     assert time.time() - float(done.stdout) < 1.5  # 0.15 s for closing, the rest is Python's end
 

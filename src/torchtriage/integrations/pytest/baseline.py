@@ -128,10 +128,10 @@ def compare(run: Run, before: Sequence[Run], label: str, *, n_tests: int, n_earl
         return [Check("baseline", "not checked", f"nothing is recorded for {label}; pytest --perf-record records it")]
     like = [other for other in before if other.machine.fingerprint == run.machine.fingerprint]
     if not like:
-        unlike = f"{label} was recorded on an unlike machine ({_unlike(before[0], run)})"
+        unlike = f"{label} was recorded on a different machine ({_unlike(before[0], run)})"
         return [Check("baseline", "not checked", f"{unlike}; pytest --perf-record on this one")]
     changes = environment_changes(like, [run])
-    lines = (f"more than the code differs: {changes[:300]}",) if changes else ()
+    lines = (f"not only the code differs: {changes[:300]}",) if changes else ()
     checks = []
     for series in run.series:
         stored = [

@@ -129,7 +129,7 @@ class FleetConsumer:
             raise UsageError(
                 f"the stored numbers are damaged: {type(error).__name__}: {error}",
                 where=self._reader.state_key,
-                hint=f"redis-cli DEL {shlex.quote(self._reader.state_key)} starts all counts anew",
+                hint=f"redis-cli DEL {shlex.quote(self._reader.state_key)} restarts all counts",
             ) from error
         self._outbox.start()
         untold = {alert.key for alert in self.counts.untold}

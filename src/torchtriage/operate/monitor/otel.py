@@ -46,7 +46,7 @@ class OpenTelemetry:
             "torchtriage.inference.queue", unit="s", description="Time a request waited before it began."
         )
         self._errors = meter.create_counter("torchtriage.inference.errors", description="Requests that failed.")
-        self._nan = meter.create_counter("torchtriage.inference.nan_outputs", description="Outputs that held NaN.")
+        self._nan = meter.create_counter("torchtriage.inference.nan_outputs", description="Outputs that contained NaN.")
         self._offset_ns = time.time_ns() - time.perf_counter_ns()
 
     def offer(self, model: Model, rows: list[RequestRow]) -> None:

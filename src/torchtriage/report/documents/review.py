@@ -62,7 +62,7 @@ def _window(window: WindowReview) -> b.Entry:
     verdict = b.bold(f"{perhaps}{window.code} {window.title}")
     if window.code == NONE:
         found = ", ".join(window.findings)
-        verdict = b.Span(f"nothing beside {found}", "yellow") if found else b.Span("no anti-pattern", "green")
+        verdict = b.Span(f"nothing besides {found}", "yellow") if found else b.Span("no anti-pattern", "green")
     texts = {quoted.id: quoted.text for quoted in window.evidence}
     rows = [
         row

@@ -41,7 +41,7 @@ def propose(site: Site) -> Iterator[Proposal]:
         if edit is not None:
             beside = [item for item in body_of(module, loop) or [] if item is not loop]
             edits = [edit, *filter(None, (_lists(module, item) for item in beside))]
-            lines = f"loop on line {loop.lineno}" if len(edits) == 1 else f"loops beside line {loop.lineno}"
+            lines = f"loop on line {loop.lineno}" if len(edits) == 1 else f"loops around line {loop.lineno}"
             torch, imports = torch_in(module)
             yield Proposal((*edits, *imports), f"run the {lines} on lists: {torch}._foreach_...")
             return

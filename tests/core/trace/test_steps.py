@@ -259,6 +259,30 @@ def test_steps_go_on_where_the_device_rows_end() -> None:
     assert trace.window.end_ns == 4_000_000
 
 
+@pytest.mark.parametrize(
+    ("lengths", "captured", "n_warm"),
+    [
+        ((9, 15, 15, 15, 8, 8, 8, 8), 3, 3),
+        ((9, 15, 15, 15, 8, 8, 8, 8), 7, 0),
+        ((9, 8, 8, 8, 8, 8, 8, 8), 3, 0),
+        ((9, 15, 15, 15, 15, 15, 8, 8), 5, 0),
+    ],
+    ids=["slower before", "captured to the end", "as fast before", "few after"],
+)
+def test_slower_steps_before_a_graph_is_captured_are_warm_up(
+    lengths: tuple[int, ...], captured: int, n_warm: int
+) -> None:
+    builder, at = TraceBuilder(), 0
+    for number, length in enumerate(lengths):
+        builder.step(number, 1000 * at, 1000 * length).op("aten::mm", 1000 * at + 10, 50)
+        builder.launch(1000 * at + 20, 5, 1000 * at + 30, 500, "gemm")
+        if number == captured:
+            builder.call("cudaStreamBeginCapture", 1000 * at + 100, 5)
+        at += length
+    left_out = builder.build().steps.left_out
+    assert left_out == ("as the first", *("as the warm-up of a graph",) * n_warm, *("",) * (7 - n_warm))
+
+
 def test_the_window_leaves_out_the_profilers_own_rows() -> None:
     builder = TraceBuilder().op("aten::mm", 100, 50.5)
     builder.event("PyTorch Profiler (0)", "Trace", 0, 900, pid="Spans", tid="x")

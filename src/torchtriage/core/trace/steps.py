@@ -69,9 +69,12 @@ CAPTURES = r"StreamBeginCapture|StreamEndCapture|GraphInstantiate"
 """What is launched meanwhile does not run."""
 MIN_PROGRAMS = 3
 """Fewer runs of a program are no loop."""
-FIRST, COMPILING, LONG, NO_WORK = (
+WARM_UP_RATIO = 1.2
+"""Times as long as those after them, steps before the last capture of a graph warm up; at least half come after it."""
+FIRST, COMPILING, WARM_UP, LONG, NO_WORK = (
     "as the first",
     "for compiling or loading kernels",
+    "as the warm-up of a graph",
     "as over three medians long",
     "as empty",
 )
@@ -501,6 +504,11 @@ def _left_out(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str
         last = late[len(late) // 2 :]
         if not (last.sum() >= HABIT_STEPS and 2 * last.sum() > len(last)):
             why[late & (why == "")] = COMPILING
+    captures = trace.start_ns[trace.matching(CAPTURES, Kind.RUNTIME)]
+    before = start <= captures.max(initial=-1)
+    warm, steady = wall[before & (why == "")], wall[~before & (why == "")]
+    if len(warm) and 2 * len(steady) >= len(wall) and np.median(warm) > WARM_UP_RATIO * np.median(steady):
+        why[before & (why == "")] = WARM_UP
     kinds = np.array(alike or [""] * len(wall))
     for kind in distinct(kinds[why == ""]).tolist():
         mine = (kinds == kind) & (why == "")

@@ -510,12 +510,15 @@ class Module:
             pending += parts
         return found
 
+    def outward(self, node: ast.AST | None) -> Iterator[ast.AST]:
+        """Yield what is around a node, innermost first."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
     def around(self, node: ast.AST, *kinds: type[_Node]) -> _Node | None:
         """Return the nearest node of these kinds around a node."""
-        outer = self.parents.get(node)
-        while outer is not None and not isinstance(outer, kinds):
-            outer = self.parents.get(outer)
-        return outer
+        return next((outer for outer in self.outward(node) if isinstance(outer, kinds)), None)
 
     def scope(self, node: ast.AST) -> ast.AST:
         """Return the function around a node, or the whole file."""

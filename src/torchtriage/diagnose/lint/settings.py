@@ -11,7 +11,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.syntax import argument, defaults, keyword, literal, path_of, unpacks
+from torchtriage.diagnose.lint.syntax import Function, argument, defaults, keyword, literal, path_of, unpacks
 from torchtriage.diagnose.lint.work_syntax import parameters
 
 _DEPTH = 6
@@ -26,8 +26,7 @@ _ARITHMETIC = {
 _ITSELF = object()  # of ``self.n = n`` where every caller gives ``settings.n``
 _LARGE = 1 << 40  # larger numbers are no sizes
 _Assignment = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Scope = tuple[_Function | None, str]  # a function, and the class that it is a method of
+_Scope = tuple[Function | None, str]  # a function, and the class that it is a method of
 
 
 class Settings:
@@ -111,7 +110,7 @@ class Settings:
     def _gather(self, node: ast.AST, scope: _Scope) -> None:
         for child in ast.iter_child_nodes(node):
             inner = scope
-            if isinstance(child, _Function):
+            if isinstance(child, Function):
                 inner = (child, node.name if isinstance(node, ast.ClassDef) else "")
                 self._scopes[child] = inner
             elif isinstance(child, ast.ClassDef):

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint import torch_names
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
 
 def walk(node: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and all below it, in the order of ``ast.walk`` and in two thirds of its time."""

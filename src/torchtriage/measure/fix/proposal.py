@@ -6,11 +6,12 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from itertools import islice
+from itertools import islice, takewhile
 
 from torchtriage.core.finding import Finding
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction, SourceLoop
+from torchtriage.diagnose.lint.syntax import Function
 
 Loop = ast.For | ast.AsyncFor | ast.While
 
@@ -50,10 +51,16 @@ class Site:
     @cached_property
     def function(self) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         """The function around the line."""
-        node: ast.AST | None = self.statement
-        while node is not None and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            node = self.module.parents.get(node)
-        return node
+        at = self.statement
+        if at is None or isinstance(at, Function):
+            return at
+        return self.module.around(at, ast.FunctionDef, ast.AsyncFunctionDef)
+
+    @property
+    def outward(self) -> Iterator[ast.AST]:
+        """The statement at the line and what is around it in its function, innermost first."""
+        nodes = [self.statement, *self.module.outward(self.statement)] if self.statement is not None else []
+        return takewhile(lambda node: not isinstance(node, Function), nodes)
 
     @cached_property
     def known_function(self) -> SourceFunction | None:
@@ -77,12 +84,8 @@ class Site:
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
         """The loops whose body holds the line, or that begin at it, in its function; innermost first."""
-        found: list[Loop] = []
-        node: ast.AST | None = self.statement
-        while node is not None and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found += [node] if isinstance(node, Loop) else []
-            node = self.module.parents.get(node)
-        return tuple(found)
+        in_class = takewhile(lambda node: not isinstance(node, ast.ClassDef), self.outward)
+        return tuple(node for node in in_class if isinstance(node, Loop))
 
     @cached_property
     def for_loops(self) -> list[ast.For]:

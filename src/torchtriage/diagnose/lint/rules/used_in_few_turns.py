@@ -12,6 +12,7 @@ Source: PyTorch performance tuning guide.
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import takewhile
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, keyword, text_of
 from torchtriage.diagnose.lint.conditions import takes_remainder
@@ -142,12 +143,8 @@ def _behind_count(module: Module, loop: SourceLoop, node: ast.AST) -> bool:
 
 def _behind_remainder(module: Module, loop: SourceLoop, node: ast.AST) -> bool:
     """Return whether any condition on a count stands around a place of a loop, also one that mostly holds."""
-    outer = module.parents.get(node)
-    while outer is not None and outer is not loop.node:
-        if isinstance(outer, ast.If) and takes_remainder(outer.test):
-            return True
-        outer = module.parents.get(outer)
-    return False
+    inside = takewhile(lambda outer: outer is not loop.node, module.outward(node))
+    return any(isinstance(outer, ast.If) and takes_remainder(outer.test) for outer in inside)
 
 
 def _is_work(module: Module, call: SourceCall) -> bool:

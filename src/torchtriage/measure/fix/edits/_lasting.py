@@ -6,6 +6,7 @@ import ast
 import builtins
 import re
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
@@ -85,15 +86,13 @@ def _assignments(body: Iterable[ast.stmt]) -> Iterator[tuple[ast.stmt, str, ast.
 
 def _in_block(module: Module, node: ast.AST, around: ast.AST) -> bool:
     """Return whether a statement stands in a block that changes what it does: ``with autocast():``, a function."""
-    outer = module.parents.get(node)
-    while outer is not None and outer is not around:
+    for outer in takewhile(lambda outer: outer is not around, module.outward(node)):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             return True
         if isinstance(outer, ast.With | ast.AsyncWith):
             texts = [source(module, item.context_expr) for item in outer.items]
             if not all(SETTINGS_OF_GRADIENTS.search(text) for text in texts):
                 return True
-        outer = module.parents.get(outer)
     return False
 
 

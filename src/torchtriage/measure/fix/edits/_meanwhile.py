@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import arguments, path_of
+from torchtriage.diagnose.lint.syntax import Function, arguments, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.measure.fix.edits._flow import FORM, flow_of, meets, mutated
@@ -19,7 +20,6 @@ VIEWS = words("""
     expand_as t permute transpose swapaxes movedim unfold unbind chunk split as_strided float to cpu cuda numpy
     from_numpy as_tensor asarray parameters get_parameter get real data double
 """)
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def may_wait(module: Module, name: str, loop: Loop) -> bool:
@@ -27,9 +27,7 @@ def may_wait(module: Module, name: str, loop: Loop) -> bool:
 
     A ``try`` around the loop may go on without what follows the loop.
     """
-    outer: ast.AST = loop
-    while outer in module.parents and not isinstance(outer, Function):
-        outer = module.parents[outer]
+    for outer in takewhile(lambda outer: not isinstance(outer, Function), module.outward(loop)):
         held = isinstance(outer, ast.With) and any("suppress" in source(module, item) for item in outer.items)
         if held or isinstance(outer, ast.Try | ast.TryStar):
             return False

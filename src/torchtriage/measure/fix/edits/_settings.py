@@ -6,10 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import argument, defaults, keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import Function, argument, defaults, keyword, literal, path_of
 
 DEPTH = 5
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def constant_of(module: Module, node: ast.expr | None) -> ast.Constant | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from types import UnionType
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
@@ -132,10 +133,8 @@ def _always(module: Module, body: list[ast.stmt]) -> Iterator[ast.Call]:
 
 def _is_within(module: Module, node: ast.AST, outer: ast.AST, kinds: UnionType) -> bool:
     """Return whether between a node and one around it there is one of these kinds."""
-    while (node := module.parents[node]) is not outer:
-        if isinstance(node, kinds):
-            return True
-    return False
+    between = takewhile(lambda node: node is not outer, module.outward(node))
+    return any(isinstance(node, kinds) for node in between)
 
 
 def _stays(site: Site, path: str, node: ast.AST) -> bool:
@@ -186,9 +185,7 @@ def _only_read(module: Module, name: str, node: ast.For | ast.expr, target: ast.
 
 def _is_bound_around(module: Module, node: ast.Name) -> bool:
     """Return whether a loop or a comprehension around a name gives it another value."""
-    outer: ast.AST = node
-    while outer in module.parents:
-        outer = module.parents[outer]
+    for outer in module.outward(node):
         targets = [item.target for item in outer.generators] if isinstance(outer, Comprehension) else []
         targets += [outer.target] if isinstance(outer, ast.For) else []
         if any(node.id in names_in(target) for target in targets):

@@ -48,13 +48,10 @@ def propose(site: Site) -> Iterator[Proposal]:
 
 def _remainder(site: Site) -> ast.expr | None:
     """Return what the step is divided by in a condition around the line."""
-    node: ast.AST | None = site.statement
-    while node is not None and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        if isinstance(node, ast.If):
-            for part in ast.walk(node.test):
-                if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
-                    return part.right
-        node = site.module.parents.get(node)
+    for node in site.outward:
+        for part in ast.walk(node.test) if isinstance(node, ast.If) else ():
+            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod):
+                return part.right
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.syntax import keyword, literal, names_in, path_of
@@ -33,13 +34,11 @@ def propose(site: Site) -> Iterator[Proposal | None]:
 
 def _appending(site: Site) -> ast.With | None:
     """Return ``with open(path, "a") as f:`` at or around the line."""
-    node: ast.AST | None = site.statement
-    while node is not None and not isinstance(node, ast.FunctionDef | Loop):
+    for node in takewhile(lambda node: not isinstance(node, Loop), site.outward):
         if isinstance(node, ast.With) and len(node.items) == 1 and isinstance(node.items[0].optional_vars, ast.Name):
             call = node.items[0].context_expr
             if isinstance(call, ast.Call) and _mode(call).startswith("a"):
                 return node
-        node = site.module.parents.get(node)
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Module, SourceCall
@@ -138,11 +139,11 @@ def _at(module: Module, place: tuple[int, int]) -> SourceCall:
 def _around(module: Module, node: ast.AST) -> list[Loop]:
     """Return the loops that make a node again in each turn, innermost first."""
     loops: list[Loop] = []
-    child, outer = node, module.parents.get(node)
-    while outer is not None and not isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+    for child, outer in pairwise([node, *module.outward(node)]):
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            break
         if isinstance(outer, Loop) and child not in (getattr(outer, "iter", None), *outer.orelse):
             loops.append(outer)
-        child, outer = outer, module.parents.get(outer)
     return loops
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
 from torchtriage.diagnose.lint.edits import replace_node
@@ -51,10 +52,8 @@ def _proposal(site: Site, loop: ast.For, path: str, parts: list[Part]) -> Propos
 
 
 def _runs_in_each_turn(module: Module, node: ast.AST, loop: ast.For) -> bool:
-    while (node := module.parents[node]) is not loop:
-        if not isinstance(node, ONCE) or isinstance(node, PERHAPS):
-            return False
-    return True
+    between = takewhile(lambda outer: outer is not loop, module.outward(node))
+    return all(isinstance(outer, ONCE) and not isinstance(outer, PERHAPS) for outer in between)
 
 
 def _may_be_changed(module: Module, loop: ast.For, parts: list[Part]) -> bool:

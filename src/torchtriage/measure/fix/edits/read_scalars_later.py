@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import pairwise
 
 from torchtriage.diagnose.lint.base import literal
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
@@ -160,12 +161,10 @@ def _named(site: Site, name: str, loop: Loop) -> list[ast.Name]:
 def _together(site: Site, name: str, loop: Loop) -> Iterator[ast.Name]:
     """Yield where a name is used in a run that comes to a loop: not in the other branch of a condition around it."""
     others: set[ast.AST] = set()
-    node: ast.AST = loop
-    while (outer := site.module.parents.get(node)) is not None:
+    for inner, outer in pairwise([loop, *site.module.outward(loop)]):
         if isinstance(outer, ast.If):
-            branch = outer.orelse if node in outer.body else outer.body if node in outer.orelse else []
+            branch = outer.orelse if inner in outer.body else outer.body if inner in outer.orelse else []
             others |= {part for item in branch for part in ast.walk(item)}
-        node = outer
     yield from (part for part in _named(site, name, loop) if part not in others)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
-from torchtriage.diagnose.lint.syntax import arguments, indices, literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import Function, arguments, indices, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import appended, bound_names, parameters
 from torchtriage.measure.fix.edits._flow import Flow, flow_of, mutated
@@ -41,7 +41,6 @@ MODEL = re.compile(r"loss|criterion|model|net$|encoder|decoder|head|proj|policy|
 SIZES = words("shape ndim size dim numel device dtype format")
 NO_TENSOR = ast.List | ast.Tuple | ast.Dict | ast.Set | ast.Constant | ast.JoinedStr
 CHOICE = ast.IfExp | ast.BoolOp | ast.Not
-FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 USED = words("len min sum map float")
 """Built-in functions that edits call."""
 FILLED = re.compile(r"^torch\.(zeros|ones|empty|full)(_like)?$|\.new_(zeros|ones|empty|full)$")
@@ -345,7 +344,7 @@ def _are_seen(site: Site, loop: ast.For, names: set[str]) -> bool:
         is_later = node in again or node.lineno > loop.lineno or module.around(node, ast.Lambda) is not None
         if function is scope and is_later:
             return True
-        if function is scope or not isinstance(function, FUNCTION):
+        if function is scope or not isinstance(function, Function):
             continue
         if node.id not in bound_names(function) | parameters(function):
             return True

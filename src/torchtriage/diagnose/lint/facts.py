@@ -516,7 +516,7 @@ class Module:
             node = self.parents[node]
             yield node
 
-    def around(self, node: ast.AST, *kinds: type[_Node]) -> _Node | None:
+    def around(self, node: ast.AST | None, *kinds: type[_Node]) -> _Node | None:
         """Return the nearest node of these kinds around a node."""
         return next((outer for outer in self.outward(node) if isinstance(outer, kinds)), None)
 
@@ -664,6 +664,10 @@ class Module:
         """Return the full dotted name of an expression, empty when it has none."""
         root, dot, rest = path_of(node).partition(".")
         return self.aliases.get(root, root) + dot + rest
+
+    def name_called(self, node: ast.AST | None) -> str:
+        """Return the full dotted name of what an expression calls, empty when it has none or calls nothing."""
+        return self.name_of(node.func) if isinstance(node, ast.Call) else ""
 
 
 # the letter or the literal comes first, so that the search skips to it

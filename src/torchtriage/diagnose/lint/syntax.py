@@ -125,6 +125,11 @@ def path_of(node: ast.expr) -> str:
     return ".".join((node.id, *reversed(parts))) if parts else node.id
 
 
+def path_called(node: ast.AST | None) -> str:
+    """Return the path of what an expression calls, empty for anything else."""
+    return path_of(node.func) if isinstance(node, ast.Call) else ""
+
+
 def method_of(node: ast.AST | None) -> str:
     """Return the name of the method that an expression calls, empty for anything else."""
     return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""

@@ -51,16 +51,14 @@ class Site:
     @cached_property
     def function(self) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         """The function around the line."""
-        at = self.statement
-        if at is None or isinstance(at, Function):
-            return at
-        return self.module.around(at, ast.FunctionDef, ast.AsyncFunctionDef)
+        nodes = [self.statement, *self.module.outward(self.statement)]
+        return next((node for node in nodes if isinstance(node, Function)), None)
 
     @property
     def outward(self) -> Iterator[ast.AST]:
         """The statement at the line and what is around it in its function, innermost first."""
-        nodes = [self.statement, *self.module.outward(self.statement)] if self.statement is not None else []
-        return takewhile(lambda node: not isinstance(node, Function), nodes)
+        nodes = [self.statement] if self.statement is not None else []
+        return takewhile(lambda node: not isinstance(node, Function), [*nodes, *self.module.outward(self.statement)])
 
     @cached_property
     def known_function(self) -> SourceFunction | None:

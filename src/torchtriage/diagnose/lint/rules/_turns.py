@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceLoop
-from torchtriage.diagnose.lint.syntax import holds, path_of, stored_names
+from torchtriage.diagnose.lint.syntax import holds, path_called, path_of, stored_names
 
 
 def carries(loop: SourceLoop) -> bool:
@@ -31,7 +31,7 @@ def counted_by(loop: SourceLoop) -> set[str]:
         return {loop.counter}
     if not isinstance(node, ast.For | ast.comprehension) or not isinstance(node.target, ast.Tuple):
         return set()
-    counted = isinstance(node.iter, ast.Call) and path_of(node.iter.func) == "enumerate"
+    counted = path_called(node.iter) == "enumerate"
     first = node.target.elts[0] if counted and node.target.elts else None
     return {first.id} if isinstance(first, ast.Name) else set()
 

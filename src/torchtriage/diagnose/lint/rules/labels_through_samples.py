@@ -48,7 +48,7 @@ def find(module: Module) -> Iterator[Hit]:
                 target = target.elts[1] if isinstance(target, ast.Tuple) and len(target.elts) == 2 else target
             if isinstance(target, ast.Tuple) and len(target.elts) == 2 and not _used(target.elts[0], inside):
                 yield Hit(node.iter, f"every sample is loaded, and only its label is used: {text_of(node.iter)}")
-        elif isinstance(node.iter, ast.Call) and module.name_of(node.iter.func) == "range":
+        elif module.name_called(node.iter) == "range":
             taken = [item for item in ast.walk(inside) if isinstance(item, ast.Subscript) and _takes(item, sets)]
             if taken and isinstance(node.target, ast.Name) and node.target.id in names_in(taken[0]):
                 yield Hit(taken[0], f"every sample is loaded, and only its label is used: {text_of(taken[0])}")

@@ -174,7 +174,7 @@ def _takes_new_data(event: SourceEvent) -> bool:
 
 def _end(module: Module, node: ast.BinOp, begun: dict[str, SourceEvent]) -> tuple[int, int] | None:
     """Return where the second reading is: in the difference itself, or under a name."""
-    if isinstance(node.left, ast.Call) and module.name_of(node.left.func) in CLOCKS:
+    if module.name_called(node.left) in CLOCKS:
         return _at(node.left)
     event = begun.get(module.name_of(node.left))
     return _at(event.node) if event is not None else None

@@ -71,7 +71,7 @@ def _weights(module: Module) -> Iterator[Hit]:
         parsed: list[ast.AST] = list(ast.walk(over))
         for name in names_in(over):
             parsed += module.made_in(call.context.function, name)
-        read = any(isinstance(item, ast.Call) and module.name_of(item.func) in _TEXTS for item in parsed)
+        read = any(module.name_called(item) in _TEXTS for item in parsed)
         if names_in(call.node) & targets and read:
             yield Hit(call.node, f"tensors are read from text in each round: {text_of(call.node)}", call.attr)
 

@@ -162,13 +162,9 @@ def _is_narrow(made: str) -> bool:
 
 def _is_matrix(module: Module, node: ast.expr) -> bool:
     """Return whether an attribute is a parameter of two dimensions or more: the scale of a norm costs nothing."""
-    return (
-        isinstance(node, ast.Call)
-        and module.name_of(node.func) == "torch.nn.Parameter"
-        and any(
-            isinstance(item, ast.Call) and module.name_of(item.func) in FACTORIES and len(item.args) > 1
-            for item in ast.walk(node)
-        )
+    return module.name_called(node) == "torch.nn.Parameter" and any(
+        isinstance(item, ast.Call) and module.name_of(item.func) in FACTORIES and len(item.args) > 1
+        for item in ast.walk(node)
     )
 
 

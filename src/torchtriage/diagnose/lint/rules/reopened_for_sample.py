@@ -94,9 +94,7 @@ def _arrays(module: Module, samples: Samples) -> Iterator[Hit]:
     archives = {
         (assign.context.function.owner, assign.target)
         for assign in module.assigns
-        if assign.context.function is not None
-        and isinstance(assign.expression, ast.Call)
-        and module.name_of(assign.expression.func) == "numpy.load"
+        if assign.context.function is not None and module.name_called(assign.expression) == "numpy.load"
     }
     if not archives:
         return

@@ -59,7 +59,7 @@ def find(module: Module) -> Iterator[Hit]:
         operands = _operands(module, node)
         for operand in operands:
             made = _uncast(module, operand)
-            name = module.name_of(made.func) if isinstance(made, ast.Call) else ""
+            name = module.name_called(made)
             if _is_diagonal(module, made):
                 yield Hit(node, f"a product with a diagonal matrix: {text_of(node)}", "mm")
                 break
@@ -113,7 +113,7 @@ def _covariance(module: Module, node: ast.BinOp | ast.Call) -> list[ast.expr]:
 
 
 def _is_diagonal(module: Module, made: ast.expr) -> bool:
-    name = module.name_of(made.func) if isinstance(made, ast.Call) else ""
+    name = module.name_called(made)
     return name in _DIAGONALS or name.endswith(".diag_embed")
 
 

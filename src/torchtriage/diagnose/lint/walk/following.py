@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from torchtriage.diagnose.lint import torch_names
 from torchtriage.diagnose.lint.abstract_values import CPU, HOST, UNKNOWN, Value
 from torchtriage.diagnose.lint.facts import Class, Context, SourceCall, SourceFunction
-from torchtriage.diagnose.lint.syntax import is_self, literal, path_of
+from torchtriage.diagnose.lint.syntax import is_self, literal, path_called, path_of
 from torchtriage.diagnose.lint.walk.definitions import bind_parameters
 from torchtriage.diagnose.lint.walk.walker import Env, Walker
 from torchtriage.diagnose.lint.work_syntax import parameters
@@ -79,7 +79,7 @@ def _methods(walker: Walker, func: ast.Attribute, receiver: Value) -> tuple[Sour
     if owner is not None and is_self(func.value):
         own = owner.runs(func.attr)
         return own or runs(walker, owner.attribute(func.attr) or UNKNOWN)
-    if isinstance(func.value, ast.Call) and path_of(func.value.func) == "super" and owner is not None:
+    if path_called(func.value) == "super" and owner is not None:
         inherited = [parent.method(func.attr) for parent in owner.parents]
         return tuple(item for item in inherited if item is not None)
     if isinstance(func.value, ast.Name):

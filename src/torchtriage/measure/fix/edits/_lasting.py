@@ -113,7 +113,7 @@ def stays(flow: Flow, node: ast.expr, varying: set[str], around: ast.AST, *, any
     reads = {path for path in flow.reads(node) if not (anywhere and path.endswith(".device"))}
     if "self" in reads or any(meets(path, varying) for path in reads) or flow.learns(reads) or not flow.repeats(node):
         return False
-    if isinstance(node, ast.Call) and flow.module.name_of(node.func) in USED_UP:
+    if flow.module.name_called(node) in USED_UP:
         return False
     text = source(flow.module, node)
     return not (READS.search(text) and WRITES.search(source(flow.module, around)))

@@ -197,7 +197,7 @@ def is_tensor(module: Module, path: str, scope: ast.AST) -> bool | None:
         else:
             made = module.parents.get(node)
             value = made.value if isinstance(made, ast.Assign) else None
-            name = module.name_of(value.func) if isinstance(value, ast.Call) else ""
+            name = module.name_called(value)
             if isinstance(value, ast.List | ast.ListComp | ast.Dict | ast.Constant) or OTHER.match(name):
                 return False
             known |= name.startswith("torch.")

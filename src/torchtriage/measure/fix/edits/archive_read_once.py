@@ -39,7 +39,7 @@ def _opened(module: Module, owner: Class, name: str) -> ast.Assign | None:
     nodes = [node for node in ast.walk(owner.node) if isinstance(node, ast.Assign)]
     made = [node for node in nodes if name in map(path_of, node.targets)]
     value = made[0].value if len(made) == 1 else None
-    is_file = isinstance(value, ast.Call) and module.name_of(value.func) == "numpy.load"
+    is_file = module.name_called(value) == "numpy.load"
     return made[0] if is_file and len(made[0].targets) == 1 else None
 
 

@@ -59,7 +59,7 @@ def _loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:
 
 def _joined(site: Site, target: ast.expr, over: ast.expr, element: ast.expr, join: ast.AST | None) -> SourceEdit | None:
     """Return the edit that puts one call for the batch in the place of a join of the elements of all samples."""
-    name = site.module.name_of(join.func) if isinstance(join, ast.Call) else ""
+    name = site.module.name_called(join)
     if not isinstance(join, ast.Call) or name not in ("torch.cat", "torch.stack"):
         return None
     lift = _lifting(site, target, over)

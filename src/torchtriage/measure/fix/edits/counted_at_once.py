@@ -100,6 +100,6 @@ def _kind(site: Site, node: ast.expr) -> str:
     kinds = set()
     for item in ast.walk(around):
         if isinstance(item, ast.Assign) and path in map(path_of, item.targets):
-            name = module.name_of(item.value.func) if isinstance(item.value, ast.Call) else ""
+            name = module.name_called(item.value)
             kinds.add({"torch": "tensor", "numpy": "numpy"}.get(name.partition(".")[0], module.value(item.value).kind))
     return str(kinds.pop()) if len(kinds) == 1 else ""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Class, Module, SourceFunction
 from torchtriage.diagnose.lint.samples import samples_of
-from torchtriage.diagnose.lint.syntax import keyword, names_in, path_of
+from torchtriage.diagnose.lint.syntax import keyword, names_in, path_called, path_of
 from torchtriage.diagnose.lint.torch_names import LOADERS, words
 from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.diagnose.lint.work_words import PURE_BUILTINS, PURE_METHODS
@@ -108,7 +108,7 @@ def _is_same(module: Module, owner: Class, statement: ast.stmt, own: str) -> boo
         stored = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
         if stored and (own in names_in(node) or isinstance(node, ast.Attribute)):
             return False
-        called = path_of(node.func) if isinstance(node, ast.Call) else ""
+        called = path_called(node)
         given = called.startswith(f"{own}.") and called.rpartition(".")[2] not in owner.methods
         if given and TRANSFORM.search(called) and DRAWS.search(module.text.replace(source(module, owner.node), "")):
             return False  # what the data set is given may be random

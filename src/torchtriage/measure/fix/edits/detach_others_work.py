@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Set
 
 from torchtriage.diagnose.lint.edits import SourceEdit
-from torchtriage.diagnose.lint.syntax import names_in, path_of, walk
+from torchtriage.diagnose.lint.syntax import names_in, path_called, path_of, walk
 from torchtriage.measure.fix.edits._other_models import other_models
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import end_of
@@ -109,5 +109,5 @@ class _Chain:
 
 
 def _needs_no_graph(user: ast.AST | None) -> bool:
-    name = user.attr if isinstance(user, ast.Attribute) else path_of(user.func) if isinstance(user, ast.Call) else ""
+    name = user.attr if isinstance(user, ast.Attribute) else path_called(user)
     return name in NO_GRAPH

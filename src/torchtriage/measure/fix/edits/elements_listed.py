@@ -9,7 +9,7 @@ from types import UnionType
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import indices, literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import indices, literal, method_of, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_words import PURE_METHODS
 from torchtriage.measure.fix.edits._flow import flow_of, meets
@@ -152,10 +152,7 @@ def _is_array(site: Site, path: str) -> bool:
     known = is_tensor(site.module, path, scope)
     assigned = [node for node in ast.walk(scope) if isinstance(node, ast.Assign)]
     made = [node.value for node in assigned if path in map(path_of, node.targets)]
-    computed = [
-        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in COMPUTES
-        for value in made
-    ]
+    computed = [method_of(value) in COMPUTES for value in made]
     if any(isinstance(part, ast.Attribute) and part.attr == "numpy" for value in made for part in ast.walk(value)):
         return False
     return known or (known is None and bool(made) and all(computed))

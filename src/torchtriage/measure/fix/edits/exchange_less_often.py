@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import keyword, literal, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import path_called, path_of
 from torchtriage.diagnose.lint.walk import is_optimizer_step
 from torchtriage.measure.fix.edits._flow import flow_of, loads, meets
 from torchtriage.measure.fix.edits._torch import calls_at
@@ -74,6 +74,6 @@ def _parallel(module: Module) -> str:
 def _first_use(loop: ast.For | ast.AsyncFor | ast.While, model: str) -> ast.stmt | None:
     """Return the statement of a loop's body that runs the model: its forward pass decides as well."""
     for item in loop.body:
-        if any(isinstance(node, ast.Call) and path_of(node.func) == model for node in ast.walk(item)):
+        if any(path_called(node) == model for node in ast.walk(item)):
             return item
     return None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, lines_of, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import names_in, path_of
+from torchtriage.diagnose.lint.syntax import names_in, path_called, path_of
 from torchtriage.measure.fix.edits._foreach import Lists, NotListsError, without_history
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
@@ -150,7 +150,7 @@ class _Loop:
         for statement in ast.walk(self.module.tree):
             for item, value in assigned_pairs(statement) if isinstance(statement, ast.Assign) else ():
                 if path_of(item) == path:
-                    made = path_of(value.func) if isinstance(value, ast.Call) else ""
+                    made = path_called(value)
                     return isinstance(value, ast.ListComp | ast.List) or made == "list"
         return False
 

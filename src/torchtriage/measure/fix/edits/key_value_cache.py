@@ -61,9 +61,7 @@ def _edits(module: Module, loop: Loop) -> tuple[SourceEdit, ...]:
 
 def _joins(module: Module, node: ast.stmt) -> bool:
     joins = ("torch.cat", "torch.concat", "torch.hstack")
-    return (
-        isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and module.name_of(node.value.func) in joins
-    )
+    return isinstance(node, ast.Assign) and module.name_called(node.value) in joins
 
 
 def _joined(node: ast.Call) -> tuple[str, ast.expr | None]:

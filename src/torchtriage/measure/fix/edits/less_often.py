@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, lines_of, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import literal, names_in, path_called, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import parameters
 from torchtriage.measure.fix.edits._flow import flow_of
@@ -192,14 +192,14 @@ def counter_of(site: Site, loop: Loop | None) -> tuple[str, list[SourceEdit]]:
             return path_of(item.target), []
     if not isinstance(loop, ast.For):
         return "", []
-    called = path_of(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
+    called = path_called(loop.iter)
     if called in ("range", "trange") and isinstance(loop.target, ast.Name) and loop.target.id != "_":
         return loop.target.id, []
     if isinstance(loop.target, ast.Tuple) and isinstance(loop.target.elts[0], ast.Name):
         inner = loop.iter
         while isinstance(inner, ast.Call) and path_of(inner.func) != "enumerate" and inner.args:
             inner = inner.args[0]
-        if isinstance(inner, ast.Call) and path_of(inner.func) == "enumerate":
+        if path_called(inner) == "enumerate":
             return loop.target.elts[0].id, []
     name = free_name(module, "step", "i", "n_step", "turn")
     if not name:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import replace_node
 from torchtriage.diagnose.lint.facts import Class, Module, SourceCall
-from torchtriage.diagnose.lint.syntax import defaults, literal, path_of
+from torchtriage.diagnose.lint.syntax import defaults, literal, path_called, path_of
 from torchtriage.measure.fix.edits._torch import calls_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import assigned_pairs, remove, source
@@ -76,7 +76,7 @@ def _is_set_later(module: Module, owner: Class) -> bool:
         if isinstance(target, ast.Attribute) and isinstance(value, ast.Name) and value.id in NAMES:
             options.add(target.attr)
     for node in module.parents:
-        if isinstance(node, ast.Call) and path_of(node.func) == "setattr":
+        if path_called(node) == "setattr":
             return True
         place = node.value if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) else node
         stored = place is not node or (isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
-from torchtriage.diagnose.lint.syntax import literal, path_of
+from torchtriage.diagnose.lint.syntax import literal, method_of, path_called, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
@@ -135,7 +135,7 @@ def _gives_list(value: ast.expr) -> bool:
         isinstance(value, ast.List | ast.ListComp)
         or (isinstance(value, ast.BinOp) and isinstance(value.left, ast.List))
         or (isinstance(value, ast.Call) and path_of(value.func).rpartition(".")[2] in ("list", "sorted"))
-        or (isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _LISTS)
+        or method_of(value) in _LISTS
     )
 
 
@@ -177,7 +177,7 @@ def _is_queue(site: Site, path: str) -> bool:
         if name != last or ("." in path) != isinstance(node, ast.Attribute):
             continue
         outer = site.module.parents.get(node)
-        called = path_of(outer.func) if isinstance(outer, ast.Call) else ""
+        called = path_called(outer)
         used = (isinstance(outer, ast.Attribute) and outer.attr in ("append", "pop")) or called == "len"
         through = isinstance(outer, ast.For | ast.comprehension) and outer.iter is node
         if isinstance(getattr(node, "ctx", None), ast.Load) and not used and not through:

@@ -76,8 +76,7 @@ def _is_loader(module: Module, call: SourceCall) -> bool:
         return True
     last = [item.node.body[-1] for item in call.callees]
     return bool(last) and all(
-        isinstance(item, ast.Return) and isinstance(item.value, ast.Call) and module.name_of(item.value.func) in LOADERS
-        for item in last
+        isinstance(item, ast.Return) and module.name_called(item.value) in LOADERS for item in last
     )
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit
-from torchtriage.diagnose.lint.syntax import keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import keyword, literal, method_of, path_of
 from torchtriage.measure.fix.edits._flow import flow_of, loads, mutated, written
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import INDENT, body_of, complete, remove, source, statement_edit
@@ -74,7 +74,7 @@ def _of_body(site: Site, body: list[ast.stmt]) -> tuple[SourceEdit, ...]:
 
 
 def _is_pass(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+    return method_of(node) == "backward"
 
 
 def _of_loop(site: Site, loop: ast.For) -> tuple[SourceEdit, ...]:

@@ -108,7 +108,7 @@ def _is_shared(samples: Samples, node: ast.expr, function: SourceFunction) -> bo
 
 def _is_plain_open(module: Module, node: ast.expr) -> bool:
     """Return whether a file has a position, which the next sample would begin at."""
-    return isinstance(node, ast.Call) and module.name_of(node.func) in ("open", "io.open")
+    return module.name_called(node) in ("open", "io.open")
 
 
 def _free(module: Module, name: str) -> str:

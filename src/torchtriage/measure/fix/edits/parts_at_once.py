@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torchtriage.diagnose.lint.edits import replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import indices, names_in, path_of
+from torchtriage.diagnose.lint.syntax import indices, names_in, path_called, path_of
 from torchtriage.measure.fix.edits._flow import flow_of
 from torchtriage.measure.fix.edits._turns import is_tensor, is_whole
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
@@ -73,7 +73,7 @@ def _may_be_changed(module: Module, loop: ast.For, parts: list[Part]) -> bool:
 
 def _parts(module: Module, loop: ast.For) -> Iterator[Part]:
     """Yield what a loop over numbers takes at a place that depends on its turn, and all of other axes."""
-    over = path_of(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
+    over = path_called(loop.iter)
     if not isinstance(loop.target, ast.Name) or over not in ("range", "reversed"):
         return
     for node in (inner for item in loop.body for inner in ast.walk(item)):

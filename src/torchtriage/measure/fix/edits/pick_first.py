@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import keyword, path_of, walk, whole_number
+from torchtriage.diagnose.lint.syntax import keyword, path_called, path_of, walk, whole_number
 from torchtriage.measure.fix.edits._settings import origin_of
 from torchtriage.measure.fix.edits._torch import operands
 from torchtriage.measure.fix.proposal import Proposal, Site
@@ -35,7 +35,7 @@ def _cropped(module: Module, lines: set[int]) -> tuple[SourceEdit, ...]:
     works = {name for name, kind in module.classes.items() if any(_holds(item, lines) for item in _calls(kind.node))}
     picks = {name for name, kind in module.classes.items() if _picks(kind.node)} - works
     for elements in map(_elements, walk(module.tree)):
-        kinds = [path_of(item.func) if isinstance(item, ast.Call) else "" for item in elements]
+        kinds = [path_called(item) for item in elements]
         first = next((at for at, kind in enumerate(kinds) if kind in works), None)
         later = [at for at, kind in enumerate(kinds) if kind in picks and first is not None and at > first]
         if first is None or not later or any(isinstance(item, ast.Starred) for item in elements):
@@ -112,7 +112,7 @@ def _layer_in(module: Module, node: ast.expr) -> ast.Call | None:
         dim = keyword(node, "dim") or next(iter(given[1:]), None)
         return _layer_in(module, given[0]) if given and whole_number(dim) == -1 else None
     made = origin_of(module, node.func)
-    is_layer = isinstance(made, ast.Call) and module.name_of(made.func) == "torch.nn.Linear"
+    is_layer = module.name_called(made) == "torch.nn.Linear"
     return node if is_layer and len(node.args) == 1 and not node.keywords else None
 
 

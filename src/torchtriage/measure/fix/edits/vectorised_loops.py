@@ -351,5 +351,5 @@ def _nest(module: Module, outer: ast.For) -> _Nest | None:
 def _made(module: Module, node: ast.expr) -> str:
     """Return what an array is by what its variable is assigned."""
     made = module.made_of(node)
-    name = module.name_of(made.func) if isinstance(made, ast.Call) else ""
+    name = module.name_called(made)
     return "numpy" if name.startswith("numpy.") else "tensor" if name.startswith("torch.") else ""

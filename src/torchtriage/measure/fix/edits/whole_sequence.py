@@ -110,7 +110,7 @@ def _kept(module: Module, loop: ast.For, statement: ast.stmt, hidden: str) -> tu
     reads = module.reads(name, module.scope(loop))
     uses = [module.parents.get(item) for item in reads if item is not call.func.value]
     stack = uses[0] if len(uses) == 1 and [path_of(item) for item in call.args] == [hidden] else None
-    is_stack = isinstance(stack, ast.Call) and module.name_of(stack.func) == "torch.stack"
+    is_stack = module.name_called(stack) == "torch.stack"
     return (name, stack) if isinstance(stack, ast.Call) and is_stack else None
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from torchtriage.diagnose.lint.abstract_values import CPU, UNKNOWN, Value
 from torchtriage.diagnose.lint.settings import Settings
-from torchtriage.diagnose.lint.syntax import argument, path_of
+from torchtriage.diagnose.lint.syntax import path_of
 from torchtriage.diagnose.lint.torch_names import HOOK
 
 _Node = TypeVar("_Node", bound=ast.AST)
@@ -125,9 +125,10 @@ class SourceFunction:
         names = [arg.arg for arg in (*self.node.args.posonlyargs, *self.node.args.args)]
         return names[1:] if self.owner is not None and "staticmethod" not in self.decorators else names
 
-    def given_to(self, call: ast.Call, name: str) -> ast.expr | None:
-        """Return what a call of this function gives a parameter, None when it leaves it out."""
-        return argument(call, name, self.places.index(name) if name in self.places else -1)
+    def given_by(self, call: ast.Call) -> dict[str, ast.expr]:
+        """Return what a call of this function gives its parameters, by name; ``*`` and ``**`` may give more."""
+        given = dict(zip(self.places, call.args, strict=False))
+        return given | {item.arg: item.value for item in call.keywords if item.arg is not None}
 
     @property
     def in_module(self) -> bool:
@@ -596,6 +597,12 @@ class Module:
     def nodes(self, loop: SourceLoop) -> list[ast.AST]:
         """Return all the syntax that runs in each turn of a loop."""
         return [node for part in self.turn(loop) for node in ast.walk(part)]
+
+    def passed(self, function: SourceFunction | None, name: str) -> Iterator[tuple[ast.expr, Context]]:
+        """Yield what the calls of a function give for a parameter that has a place, and where."""
+        for call in self.calls if function is not None and name in function.places else ():
+            if function in call.callees and (given := function.given_by(call.node).get(name)) is not None:
+                yield given, call.context
 
     def made_in(self, function: SourceFunction | None, name: str) -> list[ast.expr]:
         """Return what a function assigns to a variable."""

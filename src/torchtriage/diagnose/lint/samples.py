@@ -108,10 +108,9 @@ class Samples:
             for callee in call.callees:
                 if callee is function or callee.name == "__init__" or any(map(CACHES.search, callee.decorators)):
                     continue
-                given = list(zip(callee.places, call.node.args, strict=False))
-                given += [(item.arg or "", item.value) for item in call.node.keywords]
-                varying = {name for name, node in given if not self.is_fixed(node, function)}
-                following = {name for name, node in given if self.follows(node, function)}
+                given = callee.given_by(call.node)
+                varying = {name for name, node in given.items() if not self.is_fixed(node, function)}
+                following = {name for name, node in given.items() if self.follows(node, function)}
                 found.append((callee, varying, following))
         return found
 

@@ -11,7 +11,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.syntax import Function, argument, defaults, keyword, literal, path_of, unpacks
+from torchtriage.diagnose.lint.syntax import Function, argument, defaults, hides, keyword, literal, path_of
 from torchtriage.diagnose.lint.work_syntax import parameters
 
 _DEPTH = 6
@@ -102,7 +102,7 @@ class Settings:
         at = places.index(name) - (1 if owner else 0) if name in places else -1
         found: list[object] = []
         for call in self._calls.get(called, ()):
-            if unpacks(call) or any(isinstance(item, ast.Starred) for item in call.args):
+            if hides(call):
                 return ...
             found.append(self.value(argument(call, name, at) or default, None, depth + 1))
         return _agreed(found) if found else self.value(default, None, depth + 1)

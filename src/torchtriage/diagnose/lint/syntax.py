@@ -44,6 +44,11 @@ def unpacks(call: ast.Call) -> bool:
     return any(argument.arg is None for argument in call.keywords)
 
 
+def hides(call: ast.Call) -> bool:
+    """Return whether ``*items`` or ``**options`` may give any parameter."""
+    return unpacks(call) or any(isinstance(item, ast.Starred) for item in call.args)
+
+
 def holds(outer: ast.AST, node: ast.AST | None) -> bool:
     """Return whether a node is a part of another, or itself."""
     return any(part is node for part in walk(outer))

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from torchtriage.diagnose.lint.facts import Module, SourceCall, SourceFunction
-from torchtriage.diagnose.lint.syntax import is_self, names_in, path_of
+from torchtriage.diagnose.lint.syntax import hides, is_self, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import REDUCTIONS
 from torchtriage.diagnose.lint.turns import FIXED, VARIES, Piece, Reading, Turn
 from torchtriage.diagnose.lint.work_syntax import Comprehension, by_element, is_long, is_outer, parameters
@@ -317,9 +317,9 @@ class Expressions(ABC):
         done = Reading(owned)
         for callee in call.callees:
             constructor = callee.name == "__init__"
-            given, complete = _arguments(node, callee)
+            given = callee.given_by(node)
             varying = {name for name, item in given.items() if self.eval(item).level != FIXED}
-            if not complete:
+            if hides(node) or len(node.args) > len(callee.places):
                 varying = parameters(callee.node) - {"self"}
             reading = self.visit(callee, frozenset(varying), own=own or constructor)
             if (
@@ -362,18 +362,3 @@ _TOKENIZES = frozenset(["encode", "tokenize", "numericalize", "encode_text", "te
 def elements(module: Module, iterable: ast.expr, reading: Reading) -> Reading:
     """Return what a loop takes from what it goes over: a loader shuffles, and weights change."""
     return Reading(VARIES if module.value(iterable).kind in ("loader", "params") else reading.level)
-
-
-def _arguments(node: ast.Call, callee: SourceFunction) -> tuple[dict[str, ast.expr], bool]:
-    """Return what each parameter of a function is given, and whether that is all: ``*`` and ``**`` hide the rest."""
-    names = callee.places
-    given: dict[str, ast.expr] = {}
-    for index, item in enumerate(node.args):
-        if isinstance(item, ast.Starred) or index >= len(names):
-            return given, False
-        given[names[index]] = item
-    for named in node.keywords:
-        if named.arg is None:
-            return given, False
-        given[named.arg] = named.value
-    return given, True

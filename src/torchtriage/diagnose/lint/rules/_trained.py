@@ -120,8 +120,8 @@ class Trained:
         made = [item for item in self.module.made_in(function, name) if name not in names_in(item)]
         if made:
             return any(self._is_trained(item, function, depth + 1) for item in made)
-        passed = list(_passed(self.module, function, name))
-        return not passed or any(self._is_trained(item, scope, depth + 1) for item, scope in passed)
+        passed = list(self.module.passed(function, name))
+        return not passed or any(self._is_trained(item, scope.function, depth + 1) for item, scope in passed)
 
 
 def trained_modules(module: Module) -> Trained | None:
@@ -174,7 +174,8 @@ def _owners(
     for part in ast.walk(node):
         if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and "parameters" in part.func.attr:
             owner = _chosen(module, node, part) or part.func.value
-            yield from list(_passed(module, function, path_of(owner))) or [(owner, function)]
+            passed = [(given, scope.function) for given, scope in module.passed(function, path_of(owner))]
+            yield from passed or [(owner, function)]
         elif isinstance(part, ast.Name):
             made = [assign for assign in module.assigns_to(part.id) if assign.context.function is function]
             for assign in made:
@@ -184,8 +185,8 @@ def _owners(
                 source = gathered if isinstance(gathered, ast.For) else assign.expression
                 yield from _owners(module, source, function, depth + 1)
             if not made:
-                for given, scope in _passed(module, function, part.id):
-                    yield from _owners(module, given, scope, depth + 1)
+                for given, scope in module.passed(function, part.id):
+                    yield from _owners(module, given, scope.function, depth + 1)
 
 
 def _chosen(module: Module, around: ast.AST, call: ast.Call) -> ast.Attribute | None:
@@ -205,17 +206,6 @@ def _chosen(module: Module, around: ast.AST, call: ast.Call) -> ast.Attribute | 
         if isinstance(said, str) and said.partition(".")[0] in known.attributes:
             return ast.Attribute(call.func.value, said.partition(".")[0], ast.Load())
     return None
-
-
-def _passed(
-    module: Module, function: SourceFunction | None, name: str
-) -> Iterator[tuple[ast.expr, SourceFunction | None]]:
-    """Yield what callers give for a parameter."""
-    if function is None:
-        return
-    for call in module.calls if name in function.places else ():
-        if function in call.callees and (given := function.given_to(call.node, name)) is not None:
-            yield given, call.context.function
 
 
 def _parts(module: Module, node: ast.expr) -> Iterator[str]:

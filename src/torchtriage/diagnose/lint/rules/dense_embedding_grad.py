@@ -107,7 +107,7 @@ def _rows(module: Module, call: SourceCall, given: ast.expr) -> int:
         return known if isinstance(known, int) else 0
     found = [0]
     for item in module.called(function.owner.name) if given.id in function.places else ():
-        passed = function.given_to(item.node, given.id)
+        passed = function.given_by(item.node).get(given.id)
         said = module.constant(passed, item.context) if passed is not None else 0
         found.append(said if isinstance(said, int) else 0)
     return max(found)

@@ -107,11 +107,7 @@ def _is_long(module: Module, path: str, context: Context, depth: int = 0) -> boo
         )
     if function is None or path not in function.places or depth:
         return False
-    passed = [
-        (given, call.context)
-        for call in module.calls
-        if function in call.callees and (given := function.given_to(call.node, path))
-    ]
+    passed = list(module.passed(function, path))
     return bool(passed) and all(
         _is_long(module, path_of(node), scope, depth + 1) if path_of(node) else _has_length(node)
         for node, scope in passed

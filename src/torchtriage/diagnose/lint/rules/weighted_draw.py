@@ -133,7 +133,7 @@ def _passed(module: Module, function: SourceFunction, context: Context, weights:
     if not isinstance(weights, ast.Name) or weights.id not in function.places:
         return None
     calls = (call for call in module.calls if function in call.callees and call.context is context)
-    return next((function.given_to(call.node, weights.id) for call in calls), None)
+    return next((function.given_by(call.node).get(weights.id) for call in calls), None)
 
 
 def _changes(module: Module, weights: ast.expr, loop: SourceLoop | None, function: SourceFunction | None) -> bool:

@@ -162,7 +162,7 @@ def _fire(walker: Walker, callee: SourceFunction, call: SourceCall) -> None:
     """Note the methods that a call runs by their name: ``self.fire("on_batch_end", logits)``."""
     assert callee.fires is not None
     parameter, before, after = callee.fires
-    event = literal(callee.given_to(call.node, parameter))
+    event = literal(callee.given_by(call.node).get(parameter))
     if not isinstance(event, str):
         return
     passed = call.arguments[len(callee.places) : len(call.node.args)]

@@ -144,8 +144,7 @@ class Flow:
 
     def _changed_by(self, node: ast.Call, callee: SourceFunction) -> set[str]:
         inside = written(callee.node.body) - bound_names(callee.node)
-        given: dict[str, ast.expr] = dict(zip(callee.places, node.args, strict=False))
-        given |= {item.arg: item.value for item in node.keywords if item.arg}
+        given = callee.given_by(node)
         found = {path_of(given[name]) for path in inside if (name := path.partition(".")[0]) in given}
         if isinstance(node.func, ast.Attribute) and path_of(node.func.value):
             found |= {f"{path_of(node.func.value)}{path[4:]}" for path in inside if path.startswith("self.")}

@@ -158,7 +158,7 @@ def _given(owner: Class, call: SourceCall) -> dict[str, ast.expr] | None:
     unclear = args.vararg or args.kwarg or any(item.arg is None for item in call.node.keywords)
     given: dict[str, ast.expr] = {}
     for name in [*init.places, *(arg.arg for arg in args.kwonlyargs)]:
-        value = init.given_to(call.node, name) or left_out.get(name)
+        value = init.given_by(call.node).get(name) or left_out.get(name)
         if unclear or name not in NAMES or value is None:
             return None
         given[NAMES[name]] = value

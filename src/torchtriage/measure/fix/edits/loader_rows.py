@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module, SourceCall
-from torchtriage.diagnose.lint.syntax import literal, path_of, unpacks
+from torchtriage.diagnose.lint.syntax import hides, literal, path_of
 from torchtriage.measure.fix.edits._loaders import hands_out_rows, loaders_at
 from torchtriage.measure.fix.proposal import Proposal, Site
 from torchtriage.measure.fix.statements import call_text, complete, imported, insert_before, source
@@ -27,7 +27,7 @@ def propose(site: Site) -> Iterator[Proposal]:
 
 def _arguments(node: ast.Call) -> dict[str, ast.expr] | None:
     """Return the arguments of a loader by name; None where they are not all known, or the loader has its own way."""
-    if unpacks(node) or len(node.args) > len(POSITIONS) or any(isinstance(item, ast.Starred) for item in node.args):
+    if hides(node) or len(node.args) > len(POSITIONS):
         return None
     given = dict(zip(POSITIONS, node.args, strict=False)) | {item.arg: item.value for item in node.keywords if item.arg}
     size = given.get("batch_size")

@@ -29,19 +29,8 @@ _COUNTER = re.compile(
 )
 
 
-@lru_cache(maxsize=1 << 14)
-def _rare_word(word: str) -> bool:
-    return torch_names.RARE.search(word) is not None
-
-
-@lru_cache(maxsize=1 << 14)
-def _switch_word(word: str) -> bool:
-    return _SWITCH.search(word) is not None
-
-
-@lru_cache(maxsize=1 << 14)
-def _counts(word: str) -> bool:
-    return _COUNTER.search(word) is not None
+_kept = lru_cache(maxsize=1 << 14)
+_rare_word, _switch_word, _counts = _kept(torch_names.RARE.search), _kept(_SWITCH.search), _kept(_COUNTER.search)
 
 
 def takes_remainder(test: ast.expr) -> bool:

@@ -128,10 +128,8 @@ class Samples:
             names = more
 
 
-@lru_cache(maxsize=1)
-def samples_of(module: Module) -> Samples:
-    """Return the code of a file that runs for each sample: several rules ask for it."""
-    return Samples(module)
+samples_of = lru_cache(maxsize=1)(Samples)
+"""The code of a file that runs for each sample, made once: several rules ask for it."""
 
 
 def _guarded(node: ast.AST, spans: list[tuple[int, int]]) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 
 from torchtriage.diagnose.lint.facts import Class, Module, SourceCall, SourceFunction
-from torchtriage.diagnose.lint.syntax import arguments, literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import arguments, literal, names_in, path_of, root_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.turns import FileFacts
 from torchtriage.diagnose.lint.work_syntax import bound_names, local_names, parameters
@@ -72,14 +73,11 @@ def written(nodes: Iterable[ast.AST]) -> set[str]:
                 found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ExceptHandler) and node.name:
                 found.add(node.name)
-            while target is not None and not path_of(target) and isinstance(target, _INNER):
+            while isinstance(target, ast.Attribute | ast.Subscript | ast.Call) and not path_of(target):
                 target = target.func if isinstance(target, ast.Call) else target.value
             if target is not None:
                 found.add(path_of(target))
     return found - {""}
-
-
-_INNER = ast.Attribute | ast.Subscript | ast.Call
 
 
 def mutated(nodes: Iterable[ast.AST]) -> set[str]:
@@ -87,10 +85,9 @@ def mutated(nodes: Iterable[ast.AST]) -> set[str]:
     found: set[str] = set()
     for node in (part for root in nodes for part in ast.walk(root)):
         target = node.target if isinstance(node, ast.AugAssign) else _changed_in_place(node)
-        while isinstance(target, _INNER):
-            target = target.func if isinstance(target, ast.Call) else target.value
-        if isinstance(target, ast.Name):
-            found.add(target.id)
+        root = root_of(target) if target is not None else None
+        if isinstance(root, ast.Name):
+            found.add(root.id)
     return found
 
 
@@ -200,9 +197,17 @@ class Flow:
         """The attributes that code of the project sets, or changes, of objects other than its ``self``."""
         return set().union(*map(_set_of_others, (self.module, *self.module.others)))
 
+    @cached_property
     def constants(self) -> set[str]:
-        """Return the names that the file binds once outside of functions, and that no function changes."""
-        return _constants(self.module)
+        """The names that the file binds once outside of functions, and that no function changes."""
+        module, bound = self.module, Counter[str]()
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and module.scope(node) is module.tree:
+                bound[node.id] += 1 + (module.around(node, ast.For, ast.While, ast.AsyncFor) is not None)
+        named = {node.name for node in module.tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        once = {name for name, n in bound.items() if n == 1} | named | set(module.aliases)
+        shared = {name for node in ast.walk(module.tree) if isinstance(node, ast.Global) for name in node.names}
+        return once - shared - mutated(module.tree.body) - _changed_elsewhere(module)
 
     def learns(self, paths: Iterable[str]) -> bool:
         """Return whether training changes any of these."""
@@ -227,7 +232,7 @@ class Flow:
             return False
         if mutated(node.body) & parameters(node):
             return False
-        known = own | parameters(node) | self.constants() | set(dir(builtins))
+        known = own | parameters(node) | self.constants | set(dir(builtins))
         if any(path.partition(".")[0] not in known for statement in node.body for path in loads(statement)):
             return False
         return all(self.repeats(statement, own) for statement in node.body)
@@ -273,19 +278,6 @@ class Flow:
         return False
 
 
-@lru_cache(maxsize=8)
-def _constants(module: Module) -> set[str]:
-    bound: dict[str, int] = {}
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and module.scope(node) is module.tree:
-            turns = module.around(node, ast.For, ast.While, ast.AsyncFor) is not None
-            bound[node.id] = bound.get(node.id, 0) + 1 + turns
-    shared = {name for node in ast.walk(module.tree) if isinstance(node, ast.Global) for name in node.names}
-    named = {node.name for node in module.tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    once = {name for name, n in bound.items() if n == 1} | named | set(module.aliases)
-    return once - shared - mutated(module.tree.body) - _changed_elsewhere(module)
-
-
 @lru_cache(maxsize=128)
 def _set_of_others(module: Module) -> set[str]:
     paths = {path for path in written([module.tree]) if path.count(".") > path.startswith("self.")}
@@ -325,7 +317,5 @@ def _extended(module: Module) -> set[str]:
     return {path_of(base).rpartition(".")[2] for node in classes for base in node.bases}
 
 
-@lru_cache(maxsize=8)
-def flow_of(module: Module) -> Flow:
-    """Return what a file's functions compute and change, made once."""
-    return Flow(module)
+flow_of = lru_cache(maxsize=8)(Flow)
+"""What a file's functions compute and change, made once."""

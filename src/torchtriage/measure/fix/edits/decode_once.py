@@ -126,7 +126,7 @@ def _is_sure(module: Module, getter: SourceFunction) -> bool:
         return False
     flow = flow_of(module)
     lasting = flow.lasting(getter.owner)
-    shared = flow.constants() | set(module.aliases) | set(dir(builtins))
+    shared = flow.constants | set(module.aliases) | set(dir(builtins))
     for function in (getter, *module.reached(getter.node)):
         local = bound(function.node.body) | parameters(function.node)
         for path in set().union(*(loads(item) for item in function.node.body)):

@@ -49,7 +49,7 @@ def _is_called_again(flow: Flow, function: SourceFunction, reads: object) -> boo
 def _varying(flow: Flow, function: SourceFunction, kept: set[str]) -> set[str]:
     """Return what may differ between calls of a function; ``kept`` : attributes that stay."""
     local = bound(function.node.body) | (parameters(function.node) - {"self"})
-    known = flow.constants() | BUILTINS
+    known = flow.constants | BUILTINS
     found = set(local)
     for path in flow.reads(function.node):
         root = path.partition(".")[0]

@@ -79,7 +79,7 @@ def _in_class(site: Site, flow: Flow, block: ast.With) -> Proposal | None:
     init = owner.methods.get("__init__") if owner is not None else None
     if function is None or owner is None or init is None or init is function or init.owner is not owner:
         return None
-    reads = flow.reads(item.context_expr) - flow.constants() - {"open"}
+    reads = flow.reads(item.context_expr) - flow.constants - {"open"}
     lasting = flow.lasting(owner)
     if not reads or any(path not in lasting for path in reads) or _is_read(site, item.context_expr, block):
         return None

@@ -97,7 +97,7 @@ def _looked_up(site: Site, statement: ast.stmt, node: ast.expr, over: ast.expr, 
 def _shared(site: Site, path: str) -> ast.stmt | None:
     """Return the statement of the file that makes a list once, above the function that searches it."""
     module, function = site.module, site.function
-    if path not in flow_of(module).constants() or function is None:
+    if path not in flow_of(module).constants or function is None:
         return None
     if _assigned(function, path) or path in {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}:
         return None

@@ -22,6 +22,7 @@ from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.trace.select import select_each
 from torchtriage.core.trace.tables import RANK, TABLES, TableKind, find_table
 from torchtriage.core.units import DEFAULT_MAX_BYTES
+from torchtriage.core.whole_files import replacing
 
 TracePath = str | os.PathLike[str]
 FORMS = ("csv", "parquet", "arrow")
@@ -174,7 +175,7 @@ def write_table(table: Table, path: TracePath, form: str) -> None:
         raise MissingExtraError(
             f"writing {form} needs pyarrow, not installed here", hint="pip install 'torchtriage[parquet]', or --csv"
         )
-    with replacing(path) as partial:
+    with writing(path) as partial:
         if form == "csv":
             with partial.open("w", newline="", encoding="utf-8") as file:
                 write_csv(file, table.columns, (zip(*batch, strict=True) for batch in table.batches()))
@@ -183,20 +184,16 @@ def write_table(table: Table, path: TracePath, form: str) -> None:
 
 
 @contextmanager
-def replacing(path: TracePath) -> Iterator[Path]:
-    """Give a file beside this one to write to, which takes its place at the end: a failure leaves what was there.
+def writing(path: TracePath) -> Iterator[Path]:
+    """Give a file beside this one to write to, which takes its place at the end.
 
     Raises UsageError: the file cannot be written.
     """
-    target = Path(path)
-    partial = target.with_name(f"{target.name}.partial")
     try:
-        yield partial
-        partial.replace(target)
+        with replacing(Path(path)) as partial:
+            yield partial
     except OSError as error:
-        raise UsageError(f"cannot be written: {error}", where=str(target)) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        raise UsageError(f"cannot be written: {error}", where=str(path)) from error
 
 
 def write_csv(file: IO[str], columns: Sequence[str], batches: Iterable[Iterable[Sequence[Any]]]) -> None:

@@ -83,9 +83,9 @@ def _open(name: str | None) -> Iterator[IO[str]]:
         finally:
             stdout.detach()
         return
-    from torchtriage.api.tables import replacing
+    from torchtriage.api.tables import writing
 
-    with replacing(name) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+    with writing(name) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         yield file
 
 

@@ -13,6 +13,7 @@ import torch
 from torchtriage.compile.bucketing import libraries
 from torchtriage.compile.bucketing.planning import BucketPlan
 from torchtriage.core.errors import UsageError
+from torchtriage.core.whole_files import replacing
 
 FORMAT = "torchtriage-buckets/1"
 _PLAN, _CACHES, _LIBRARIES = "plan.json", "caches.bin", "libraries/"
@@ -31,17 +32,11 @@ def save(path: str | os.PathLike[str], plan: BucketPlan, history: Sequence[tuple
         "buckets": {axis: list(sizes) for axis, sizes in plan.buckets.items()},
         "sizes": [list(sizes) for sizes in history],
     }
-    target = Path(path)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as file:
-            file.writestr(_PLAN, json.dumps(document))
-            file.writestr(_CACHES, caches)
-            for name, library in libraries.compiled().items():
-                file.write(library, f"{_LIBRARIES}{name}")
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(Path(path)) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr(_PLAN, json.dumps(document))
+        file.writestr(_CACHES, caches)
+        for name, library in libraries.compiled().items():
+            file.write(library, f"{_LIBRARIES}{name}")
 
 
 def load(path: str | os.PathLike[str], axes: Sequence[str]) -> tuple[BucketPlan, list[tuple[int, ...]], str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import platform
 import re
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtriage.core.machine import cpu_name
+from torchtriage.core.whole_files import replacing
 
 _ENDS = (".so", ".pyd")
 _NAME = re.compile(r"(\w+)/(\w{4,})\.[\w.]+")
@@ -61,9 +61,8 @@ def restore(saved: Mapping[str, bytes]) -> None:
         path = _folder(key) / name.rpartition("/")[2]
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-            partial.write_bytes(data)
-            partial.replace(path)
+            with replacing(path) as partial:
+                partial.write_bytes(data)
         if match[1] == _CHECK:
             continue
         # found by its file alone, torch would first prepare the compiler's headers, for seconds

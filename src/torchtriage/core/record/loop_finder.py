@@ -50,6 +50,7 @@ from torchtriage.core.record.torch_hooks import (
     may_compile,
     optimizer_made,
 )
+from torchtriage.core.whole_files import replacing
 
 if TYPE_CHECKING:  # here only the script imports torch
     import torch
@@ -214,10 +215,8 @@ class LoopFinder:
             },
             indent=1,
         )
-        path = self.out / f"process-{self.pid}.json"
-        half = path.with_suffix(".part")
-        half.write_text(text, encoding="utf-8")
-        half.replace(path)
+        with replacing(self.out / f"process-{self.pid}.json") as part:
+            part.write_text(text, encoding="utf-8")
 
     # -- training ------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchtriage.core.whole_files import replacing
+
 if TYPE_CHECKING:  # here only the script imports torch
     import torch
 
@@ -77,9 +79,8 @@ class Answers:
                 for kind, tensors in self._events
                 if kind != "output" or not self._counts["loss"]
             ]
-            half = self._path.with_suffix(".part")
-            half.write_text(json.dumps({"events": events, "epsilon": self._epsilon}), encoding="utf-8")
-            half.replace(self._path)
+            with replacing(self._path) as part:
+                part.write_text(json.dumps({"events": events, "epsilon": self._epsilon}), encoding="utf-8")
 
     def _note(self, kind: str, tensors: list[Sampled]) -> None:
         self._events.append((kind, tensors))

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from torchtriage.core.whole_files import replacing
+
 BUSY = "the script profiles itself"
 THREAD_ENDED = "the thread that stepped has ended"
 LEFTOVER = "after the last step"
@@ -190,20 +192,18 @@ class Capture:
         Raises OSError: it cannot be written.
         """
         raw = path.with_name(f".{path.name}.{os.getpid()}.json")
-        packed = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             with _quiet():
                 self._profiler.export_chrome_trace(str(raw))
             if not raw.exists():  # Kineto only logs that it could not write
                 raise OSError(f"the profiler did not write {raw}")
             self._profiler = None  # its events take more memory than the file
-            _compress(raw, packed, self._leftover)
-            size = packed.stat().st_size
-            packed.replace(path)
-            return size
+            with replacing(path) as packed:
+                _compress(raw, packed, self._leftover)
+                return packed.stat().st_size
         finally:
             # Kineto writes into a file of its own first
-            for left in (raw, raw.with_name(f"{raw.name}.tmp"), packed):
+            for left in (raw, raw.with_name(f"{raw.name}.tmp")):
                 left.unlink(missing_ok=True)
 
     @contextlib.contextmanager

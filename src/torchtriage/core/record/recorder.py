@@ -26,6 +26,7 @@ from torchtriage.core.record.profiler_capture import BUSY, Capture, ProfilerBusy
 from torchtriage.core.record.step_evidence import StepEvidence
 from torchtriage.core.record.timing import OwnTime, settled, step_wall_ns
 from torchtriage.core.record.torch_hooks import may_compile
+from torchtriage.core.whole_files import replacing
 
 SCHEMA = "torchtriage-recording/1"
 RECORDING_FILE = "recording.json"
@@ -509,14 +510,12 @@ class Recorder:
     def _write(self) -> None:
         """Write ``recording.json`` as things stand, at once or not at all."""
         started = perf_counter_ns()
-        path = self.out_dir / RECORDING_FILE
-        part = path.with_name(f".{RECORDING_FILE}.{os.getpid()}.part")
         try:
             if self._environment is None:
                 self._environment = gather()
             self.out_dir.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(self.facts(), indent=1), encoding="utf-8")
-            part.replace(path)
+            with replacing(self.out_dir / RECORDING_FILE) as part:
+                part.write_text(json.dumps(self.facts(), indent=1), encoding="utf-8")
         except Exception as error:
             self._failures[f"{RECORDING_FILE}: {type(error).__name__}: {error}"] += 1
         self._own_ns += perf_counter_ns() - started

@@ -34,6 +34,7 @@ with contextlib.suppress(ImportError):
 
 from torchtriage.core.record.main_thread import BACKWARD
 from torchtriage.core.record.stacks import current_frames, is_library, positions
+from torchtriage.core.whole_files import replacing
 
 RESUME = opmap.get("RESUME", 255)
 """The instruction that a function begins with, but for what sets up its frame; none has that number before 3.11."""
@@ -243,9 +244,8 @@ class StackSampler:
         begun = time.perf_counter_ns()
         try:
             text = json.dumps(self.facts(), separators=(",", ":"))
-            part = self.path.with_suffix(".part")
-            part.write_text(text, encoding="utf-8", errors="surrogateescape")
-            part.replace(self.path)
+            with replacing(self.path) as part:
+                part.write_text(text, encoding="utf-8", errors="surrogateescape")
         except Exception as error:  # a folder that the script has removed, or a full disk
             self.problem = f"{type(error).__name__}: {error}"
         finally:

@@ -24,6 +24,7 @@ from typing import Any
 from torchtriage.core.errors import MissingExtraError
 from torchtriage.core.names import visible
 from torchtriage.core.units import format_count
+from torchtriage.core.whole_files import replacing
 from torchtriage.learn.review import prompt
 from torchtriage.learn.review.evidence import Evidence, count_tokens
 from torchtriage.learn.review.reviewer import INTERRUPTED, NOT_STARTED, Outcome, RejectedError, check
@@ -511,11 +512,10 @@ class Llm:
         if path is None:
             return
         about = {"model": self.endpoint.model, "at": time.time(), "answer": answer}
-        draft = path.with_suffix(".draft")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps(about), encoding="utf-8")
-            draft.replace(path)
+            with replacing(path) as draft:
+                draft.write_text(json.dumps(about), encoding="utf-8")
         except OSError as error:  # the review is there all the same
             self.problem = f"answers cannot be cached in {self.cache}: {error.strerror}"
 

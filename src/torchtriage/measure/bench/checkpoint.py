@@ -13,6 +13,7 @@ from typing import Any
 from torchtriage.core.errors import UsageError
 from torchtriage.core.machine import gather_machine, variables
 from torchtriage.core.samples import COMPARABLE
+from torchtriage.core.whole_files import replacing
 from torchtriage.measure.bench.plan import BenchPlan
 
 SCHEMA = "torchtriage-bench-folder/1"
@@ -83,9 +84,8 @@ class Checkpoint:
         """Write a value, whole or not at all."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_suffix(".part")
-        draft.write_text(json.dumps(value), encoding="utf-8")
-        os.replace(draft, target)  # noqa: PTH105 - the atomic one
+        with replacing(target) as draft:
+            draft.write_text(json.dumps(value), encoding="utf-8")
 
     def cache(self, key: str, *, empty: bool = False) -> Path:
         """Return where a setting keeps compiled code; ``empty`` removes what is there."""

@@ -24,6 +24,7 @@ import numpy as np
 from torchtriage.core.database import Database, Schema, open_postgres, open_sqlite, undamaged, without_password
 from torchtriage.core.errors import StoreError, UsageError
 from torchtriage.core.samples import Machine, Run, Series, Session
+from torchtriage.core.whole_files import replacing
 
 DEFAULT_STORE = ".torchtriage/gate.db"
 STORE_VARIABLE = "TORCHTRIAGE_STORE"
@@ -271,9 +272,8 @@ class Store:
             target = self.traces_dir / inside
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                part = target.with_name(f"{target.name}.{os.getpid()}.part")
-                shutil.copyfile(source, part)
-                part.replace(target)
+                with replacing(target) as part:
+                    shutil.copyfile(source, part)
             except (OSError, ValueError) as error:
                 raise StoreError(f"trace cannot be stored: {error}", where=path) from error
             copies.append(inside)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtriage.core.errors import UsageError
+from torchtriage.core.whole_files import replacing
 from torchtriage.operate.monitor.aggregate import Aggregate
 from torchtriage.operate.monitor.metrics import METRICS, Value, combined
 
@@ -176,6 +177,5 @@ def _load(path: Path) -> dict[str, Any] | None:
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(content))
-    draft.replace(path)
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(content))

@@ -284,6 +284,6 @@ def _column(source: LintSource, node: ast.expr | ast.stmt) -> int:
 
 def _written(source: LintSource, text: str) -> LintSource:
     """Write a file's new text, as its old one was encoded."""
-    data = (b"\xef\xbb\xbf" if source.bom else b"") + text.encode(source.encoding)
+    data = source.encoded(text)
     Path(source.path).write_bytes(data)
     return python_source(source.path, data)

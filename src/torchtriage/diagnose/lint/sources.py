@@ -8,6 +8,7 @@ parsed at all.
 from __future__ import annotations
 
 import ast
+import codecs
 import io
 import json
 import os
@@ -77,6 +78,10 @@ class LintSource:
     encoding: str = "utf-8"
     bom: bool = False
     cells: tuple[tuple[int, int], ...] = ()
+
+    def encoded(self, text: str) -> bytes:
+        """Return another text as this file's own is encoded."""
+        return (codecs.BOM_UTF8 if self.bom else b"") + text.encode(self.encoding)
 
 
 def find(paths: Iterable[str], exclude: Iterable[str], tally: Tally) -> Iterator[str]:
@@ -192,7 +197,7 @@ def python_source(path: str, data: bytes) -> LintSource:
     Raises SyntaxError, ValueError: they are no Python source; LookupError: in an unknown encoding.
     """
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-    bom = data.startswith(b"\xef\xbb\xbf")
+    bom = data.startswith(codecs.BOM_UTF8)
     plain = "utf-8" if encoding == "utf-8-sig" else encoding
     text = (data[3:] if bom else data).decode(plain)
     return LintSource(path, text, _parse(text), plain, bom)

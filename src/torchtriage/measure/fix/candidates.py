@@ -86,8 +86,14 @@ class Files:
 
     def paths_of(self, finding: Finding) -> set[str]:
         """Return the files of the project that a finding's own line and the lines that lead there are in."""
-        frames = (finding.place.frame, *finding.place.stack)
-        return {path for frame in frames if frame is not None and (path := self.path_of(frame)) is not None}
+        return {path for _, path in self.frames_of(finding)}
+
+    def frames_of(self, finding: Finding) -> Iterator[tuple[Frame, str]]:
+        """Yield a finding's own line and the lines that lead there, those in the project, each with its file."""
+        for frame in (finding.place.frame, *finding.place.stack):
+            path = self.path_of(frame) if frame is not None else None
+            if frame is not None and path is not None:
+                yield frame, path
 
     @cached_property
     def _names(self) -> list[str]:
@@ -114,9 +120,7 @@ class Files:
     def encoded(self, path: str, text: str) -> bytes:
         """Return a new text of a file in the file's own encoding."""
         known = self._look(path)
-        if known is None:
-            return text.encode()
-        return (b"\xef\xbb\xbf" if known[0].bom else b"") + text.encode(known[0].encoding)
+        return known[0].encoded(text) if known is not None else text.encode()
 
     def decoded(self, path: str, data: bytes) -> str:
         """Return a file's bytes as text, with its mark if it has one."""
@@ -262,10 +266,9 @@ def _asked(edit: Edit, finding: Finding, path: str, site: Site) -> Iterator[Cand
 def _places(finding: Finding, files: Files) -> Iterator[tuple[str, Module, int]]:
     """Yield where a finding is: its own line or lines, then the lines of the user's that lead there."""
     seen: set[tuple[str, int]] = set()
-    for frame in (finding.place.frame, *finding.place.stack):
-        path = files.path_of(frame) if frame is not None else None
-        module = files.module(path) if path is not None else None
-        if frame is None or path is None or module is None:
+    for frame, path in files.frames_of(finding):
+        module = files.module(path)
+        if module is None:
             continue
         for line in (frame.line, *frame.lines):
             if (path, line) not in seen:

@@ -257,10 +257,9 @@ def _shown(finding: Finding, files: Files, names: SourceNames) -> dict[str, Show
 def _functions(finding: Finding, files: Files) -> Iterator[tuple[str, int, int]]:
     seen: set[tuple[str, int, int]] = set()
     room = MOST_LINES
-    for frame in (finding.place.frame, *finding.place.stack):
-        path = files.path_of(frame) if frame is not None else None
-        module = files.module(path) if path is not None else None
-        if frame is None or path is None or module is None or len(seen) == MOST_FUNCTIONS:
+    for frame, path in files.frames_of(finding):
+        module = files.module(path)
+        if module is None or len(seen) == MOST_FUNCTIONS:
             continue
         if any(known == path and begin <= frame.line <= end for known, begin, end in seen):
             continue

@@ -280,6 +280,16 @@ class Context:
         return next((loop for loop in self.loops() if loop.steps), None)
 
     @property
+    def owner(self) -> Class | None:
+        """The class whose method it stands in."""
+        return self.function.owner if self.function is not None else None
+
+    @property
+    def in_module(self) -> bool:
+        """Whether it is part of a module's own code."""
+        return self.owner is not None and self.owner.is_module
+
+    @property
     def seldom(self) -> bool:
         """Whether a condition keeps it from running in every step."""
         return self.rare or self.aside
@@ -473,9 +483,7 @@ class Module:
         ):
             return True
         return any(
-            call.value.kind == "module"
-            and call.value.device == CPU
-            and not (call.context.function is not None and call.context.function.in_module)
+            call.value.kind == "module" and call.value.device == CPU and not call.context.in_module
             for call in self.calls
         )
 

@@ -48,8 +48,7 @@ class Trained:
         return not any(self._is_trained(node, function) for node in arguments(call.node))
 
     def _is_outside(self, call: SourceCall) -> bool:
-        function, func = call.context.function, call.node.func
-        owner = function.owner if function is not None else None
+        func, owner = call.node.func, call.context.owner
         if not self._has_weights(call):
             return False
         last = self.module.name_of(func).rpartition(".")[2]

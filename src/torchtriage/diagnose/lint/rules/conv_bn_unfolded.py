@@ -47,21 +47,15 @@ def _attributes(module: Module) -> Iterator[Hit]:
     for call in module.calls:
         inner = call.node.args[0] if len(call.node.args) == 1 else None
         norm, conv = _own(call.node.func), _own(inner.func) if isinstance(inner, ast.Call) else ""
-        function = call.context.function
-        if not norm or not conv or function is None or function.owner is None:
+        owner = call.context.owner
+        if not norm or not conv or owner is None:
             continue
         built = {
             assign.target: assign.expression
             for assign in module.assigns
-            if assign.context.function is not None
-            and assign.context.function.owner is function.owner
-            and assign.target in (f"self.{norm}", f"self.{conv}")
+            if assign.context.owner is owner and assign.target in (f"self.{norm}", f"self.{conv}")
         }
-        uses = sum(
-            _own(other.node.func) == conv
-            for other in module.calls
-            if other.context.function is not None and other.context.function.owner is function.owner
-        )
+        uses = sum(_own(other.node.func) == conv for other in module.calls if other.context.owner is owner)
         bn, made = built.get(f"self.{norm}"), built.get(f"self.{conv}")
         if bn is None or made is None or uses != 1:
             continue

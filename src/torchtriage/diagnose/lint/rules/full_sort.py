@@ -116,8 +116,7 @@ def _needs_order(call: SourceCall) -> bool:
     """Return whether a sort is stable on purpose, or a permutation is over the parts of one sample."""
     if literal(keyword(call.node, "stable")) is True:
         return True
-    function = call.context.function
-    return function is not None and function.in_module and call.attr in ("randperm", "permutation")
+    return call.context.in_module and call.attr in ("randperm", "permutation")
 
 
 def _named(module: Module, calls: list[SourceCall]) -> dict[str, SourceCall]:

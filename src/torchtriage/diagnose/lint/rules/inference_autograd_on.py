@@ -101,7 +101,7 @@ def _detached(module: Module) -> Iterator[Hit]:
         function = call.context.function
         if not call.runs_module or call.context.no_grad or call.context.rare:
             continue
-        if _is_layer(call, function) or call.attr == "generate":
+        if _is_layer(call) or call.attr == "generate":
             continue
         if function is not None and (function.called_without_grad or function.name == "forward" or function.sets_up):
             continue
@@ -114,10 +114,9 @@ def _detached(module: Module) -> Iterator[Hit]:
             yield Hit(call.node, message, "forward", severity="low")
 
 
-def _is_layer(call: SourceCall, function: SourceFunction | None) -> bool:
+def _is_layer(call: SourceCall) -> bool:
     """Return whether a layer or a loss is run in the code of a module, which its callers switch off."""
-    inside = function is not None and function.in_module
-    return call.receiver.of.endswith("Loss") or (inside and call.receiver.of.startswith("torch."))
+    return call.receiver.of.endswith("Loss") or (call.context.in_module and call.receiver.of.startswith("torch."))
 
 
 def _targets(module: Module) -> Iterator[Hit]:

@@ -46,9 +46,7 @@ def find(module: Module) -> Iterator[Hit]:
 
 def _is_plain(call: SourceCall, loop: SourceLoop) -> bool:
     """Return whether a statement's loop goes over the rows of a tensor, outside of a module's own code."""
-    function = call.context.function
-    own = function is not None and function.in_module
-    return loop.iterates.kind == "tensor" and not loop.comprehension and not own
+    return loop.iterates.kind == "tensor" and not loop.comprehension and not call.context.in_module
 
 
 def _hit(loop: SourceLoop, call: SourceCall) -> Hit:

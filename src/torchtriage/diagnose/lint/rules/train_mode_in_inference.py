@@ -48,7 +48,7 @@ def find(module: Module) -> Iterator[Hit]:
     infers = module.is_program and not module.trains and ".step(" not in module.text
     for call in module.calls:
         receiver, function = call.receiver, call.context.function
-        if function is not None and function.in_module:
+        if call.context.in_module:
             continue  # whoever owns this module decides
         if function is not None and function.has_backward:
             continue  # in the middle of training: a value that the loss takes as given
@@ -74,10 +74,5 @@ def _builds_its_own(module: Module) -> bool:
     """Return whether the only models here are those of the file's classes, and nothing trains."""
     if any(loop.backward or loop.optimizes for loop in module.loops):
         return False
-    built = {
-        call.attr
-        for call in module.calls
-        if call.context.function is None or call.context.function.owner is None
-        if call.value.kind == "module"
-    }
+    built = {call.attr for call in module.calls if call.context.owner is None and call.value.kind == "module"}
     return bool(built) and all(item in module.classes for item in built)

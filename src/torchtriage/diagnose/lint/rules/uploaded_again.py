@@ -112,8 +112,7 @@ def _known(module: Module, root: str, loop: SourceLoop | None) -> bool:
 
 def _plain_tensor(call: SourceCall, path: str) -> bool:
     """Return whether an attribute of a module is a tensor that does not move with it."""
-    function = call.context.function
-    owner = function.owner if function is not None else None
+    owner = call.context.owner
     if owner is None or not owner.is_module or path.count(".") != 1:
         return False
     known = owner.attribute(path.rpartition(".")[2])

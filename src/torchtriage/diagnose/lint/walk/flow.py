@@ -45,12 +45,11 @@ def _up(edges: Edges) -> None:
 def _tell_caller(context: Context, callee: SourceFunction) -> bool:
     """Pass on what a call does to the loop or the function that it stands in."""
     function, loop = context.function, context.statement_loop
-    in_module = function is not None and function.in_module
     runs_module = callee.runs_module or (callee.in_module and callee.works and callee.name != "__init__")
     before = (loop.runs_module, loop.works) if loop is not None else ()
     if loop is not None and not context.rare:
         loop.works = loop.works or callee.works
-        loop.runs_module = loop.runs_module or (runs_module and not in_module)
+        loop.runs_module = loop.runs_module or (runs_module and not context.in_module)
     changed = loop is not None and (loop.runs_module, loop.works) != before
     if function is None:
         return changed
@@ -59,7 +58,7 @@ def _tell_caller(context: Context, callee: SourceFunction) -> bool:
         function.works = function.works or callee.works
     if loop is None or loop.short:
         function.steps = function.steps or callee.steps
-        if not context.rare and not in_module:
+        if not context.rare and not context.in_module:
             function.runs_module = function.runs_module or runs_module
     return changed or old != (function.steps, function.runs_module, function.works)
 

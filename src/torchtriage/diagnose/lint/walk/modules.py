@@ -13,8 +13,7 @@ from torchtriage.diagnose.lint.walk.walker import Walker
 
 def builds_parts(walker: Walker) -> bool:
     """Return whether this is a module's constructor: what it builds are its parts."""
-    function = walker.function
-    return function is not None and function.name == "__init__" and function.in_module
+    return walker.context.in_module and walker.function is not None and walker.function.name == "__init__"
 
 
 def as_called(value: Value) -> Value:
@@ -41,9 +40,8 @@ def invoke(walker: Walker, call: SourceCall) -> Value:
         return UNKNOWN
     walker.event("first" if receiver.compiled else "work", call.node, path)
     # inside a module a loop over chunks or layers is part of one step
-    in_module = walker.owner is not None and walker.owner.is_module
     note_work(walker)
-    if not walker.context.rare and not in_module:
+    if not walker.context.rare and not walker.context.in_module:
         loop = walker.context.statement_loop
         if loop is not None:
             loop.runs_module = True

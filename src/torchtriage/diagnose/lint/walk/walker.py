@@ -193,7 +193,7 @@ class Walker:
     @property
     def owner(self) -> Class | None:
         """The class whose method is read."""
-        return self.function.owner if self.function is not None else None
+        return self.context.owner
 
     def lookup(self, name: str) -> Value | None:
         """Return what a variable holds, None when nothing is known."""

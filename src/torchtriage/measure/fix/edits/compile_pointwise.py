@@ -81,9 +81,8 @@ def _model(site: Site) -> Iterator[Proposal]:
     if "ropout" in module.text or ".compile(" in module.text or any(UNFIT.search(source(module, x)) for x in layers):
         return
     for call in calls_at(site):
-        path, function = path_of(call.node.func), call.context.function
-        inside = function is not None and function.in_module
-        if call.receiver.kind != "module" or not path or inside or call.receiver.of.endswith("Loss"):
+        path = path_of(call.node.func)
+        if call.receiver.kind != "module" or not path or call.context.in_module or call.receiver.of.endswith("Loss"):
             continue
         made = [item for item in module.assigns if item.target == path and item.how == "="]
         if len(made) == 1 and isinstance(made[0].node, ast.stmt) and made[0].value.kind == "module":

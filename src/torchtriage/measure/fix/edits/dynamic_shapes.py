@@ -60,10 +60,9 @@ def _without_first(call: ast.Call) -> SourceEdit:
 def _counters(module: Module) -> Iterator[SourceEdit]:
     """Yield tensors for the numbers that compiled code counts on its object."""
     for assign in module.assigns:
-        function = assign.context.function
+        owner = assign.context.owner
         if assign.how != "+=" or not assign.target.startswith("self.") or not compiled(assign.context):
             continue
-        owner = function.owner if function is not None else None
         name = assign.target.removeprefix("self.")
         begun = _begun(owner.methods.get("__init__") if owner is not None else None, name)
         if owner is None or begun is None or type(literal(begun.value)) not in (int, float):

@@ -21,9 +21,7 @@ def propose(site: Site) -> Iterator[Proposal]:
     """Yield ``.eval()`` after the model is made, or ``eval()`` and ``train()`` around a loop of a training program."""
     for call in calls_at(site):
         path = path_of(call.node.func)
-        function = call.context.function
-        inside = function is not None and function.in_module
-        if call.receiver.kind != "module" or not path or path.endswith(".forward") or inside:
+        if call.receiver.kind != "module" or not path or path.endswith(".forward") or call.context.in_module:
             continue
         if any(path_of(other.owner) == path for other in site.module.sent("eval") if other.owner is not None):
             return

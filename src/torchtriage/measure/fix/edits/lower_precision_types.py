@@ -89,10 +89,10 @@ def _everywhere(module: Module) -> tuple[list[SourceEdit], bool]:
 def _inputs(module: Module) -> Iterator[SourceEdit]:
     """Yield the casts of what a model and a loss of real numbers get."""
     for call in module.calls:
-        function = call.context.function
-        inside = function is not None and function.in_module
         loss = call.receiver.of.endswith("Loss") or call.name.endswith("_loss") or "cross_entropy" in call.name
-        if inside or not (loss or call.receiver.kind == "module") or call.attr in ("to", "double", "eval", "train"):
+        if call.context.in_module or call.attr in ("to", "double", "eval", "train"):
+            continue
+        if not (loss or call.receiver.kind == "module"):
             continue
         if call.value.kind != "tensor" or WHOLE.search(call.receiver.of + call.name):
             continue

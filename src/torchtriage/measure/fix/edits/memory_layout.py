@@ -42,10 +42,9 @@ def _is_convolution(site: Site) -> bool:
 
 
 def _uncopied(module: Module, call: SourceCall) -> Iterator[SourceEdit]:
-    function, owner = call.context.function, call.owner
-    layer = function is not None and function.in_module
+    owner = call.owner
     flattened = call.user is not None and call.user.attr in FLAT
-    if owner is None or call.node.args or call.node.keywords or not layer or flattened:
+    if owner is None or call.node.args or call.node.keywords or not call.context.in_module or flattened:
         return
     statement = module.parents.get(call.node)
     if isinstance(statement, ast.Assign) and [path_of(item) for item in statement.targets] == [path_of(owner)]:
@@ -60,9 +59,10 @@ def _channels_last(module: Module) -> Iterator[Proposal]:
     torch, imports = torch_in(module)
     cast = f".to(memory_format={torch}.channels_last)"
     for call in module.calls:
-        function, path = call.context.function, path_of(call.node.func)
-        layer = function is not None and function.in_module
-        if call.receiver.kind != "module" or layer or not path or len(call.node.args) != 1 or not call.context.hot:
+        path, context = path_of(call.node.func), call.context
+        if call.receiver.kind != "module" or not path or len(call.node.args) != 1:
+            continue
+        if context.in_module or not context.hot:
             continue
         made = [item for item in module.assigns if item.target == path and item.how == "="]
         given = call.node.args[0]

@@ -60,13 +60,13 @@ class Samples:
             self.follow[function] = self._spread(function, self.follow.get(function, set()) | following, random=False)
             pending += self._calls(function)
 
-    def calls(self) -> Iterator[SourceCall]:
-        """Yield the calls that run for each sample or batch, those of first uses left out."""
+    def calls(self) -> Iterator[tuple[SourceFunction, SourceCall]]:
+        """Yield the calls that run for each sample or batch with their functions, those of first uses left out."""
         for function in self.functions:
             spans = self._guards[function]
             for call in self.module.calls_by_function[function]:
                 if not call.context.seldom and not _guarded(call.node, spans):
-                    yield call
+                    yield function, call
 
     def is_fixed(self, node: ast.AST, function: SourceFunction) -> bool:
         """Return whether an expression is the same for all samples."""

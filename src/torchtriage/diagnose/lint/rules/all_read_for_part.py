@@ -47,9 +47,7 @@ _LISTINGS = frozenset({"keys", "values", "items", "readlines", "namelist", "getn
 def find(module: Module) -> Iterator[Hit]:
     """Yield what is read whole in the code of samples, and used in part."""
     samples = samples_of(module)
-    for call in samples.calls():
-        function = call.context.function
-        assert function is not None
+    for function, call in samples.calls():
         part = _RECORDINGS.get(call.name)
         if part is not None and not unpacks(call.node) and len(call.node.args) == 1:
             if any(keyword(call.node, name) is not None for name in part):

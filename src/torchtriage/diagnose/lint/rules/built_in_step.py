@@ -70,7 +70,7 @@ def find(module: Module) -> Iterator[Hit]:
         what, severity = _built(module, call)
         if what:
             yield Hit(call.node, f"{what} in every step: {text_of(call.node)}", call.attr, severity=severity)
-    for call in samples_of(module).calls():
+    for _, call in samples_of(module).calls():
         if _SAMPLE_PARTS.search(call.name) and not _is_stored(call):
             yield Hit(call.node, f"this is created for every sample: {text_of(call.node)}", call.attr)
 

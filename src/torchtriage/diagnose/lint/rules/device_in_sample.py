@@ -31,10 +31,9 @@ for x, y in loader:
 def find(module: Module) -> Iterator[Hit]:
     """Yield copies to the device and runs of models in the code of samples."""
     samples = samples_of(module)
-    for call in samples.calls():
-        function = call.context.function
+    for function, call in samples.calls():
         if _copies(call):
-            in_batch = function is not None and function in samples.roots and function.owner is None
+            in_batch = function in samples.roots and function.owner is None
             doing = "every batch is copied as it is put together" if in_batch else "every sample is copied by itself"
             yield Hit(call.node, f"{doing}: {text_of(call.node)}", call.attr, severity="low" if in_batch else None)
         elif _runs_model(call):

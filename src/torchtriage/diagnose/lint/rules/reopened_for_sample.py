@@ -16,7 +16,18 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, arguments, keyword, literal, text_of
+from torchtriage.diagnose.lint.base import (
+    Fix,
+    Hit,
+    Module,
+    Rule,
+    SourceCall,
+    SourceFunction,
+    arguments,
+    keyword,
+    literal,
+    text_of,
+)
 from torchtriage.diagnose.lint.samples import Samples, samples_of
 from torchtriage.diagnose.lint.syntax import argument, names_in, path_of
 
@@ -63,9 +74,8 @@ _MAPPED = ("mmap_mode", "mmap")
 def find(module: Module) -> Iterator[Hit]:
     """Yield what is opened for each sample although others are in it too."""
     samples = samples_of(module)
-    for call in samples.calls():
-        function = call.context.function
-        if function is None or call.stored or _stays_open(samples, call) or _parsed(call):
+    for function, call in samples.calls():
+        if call.stored or _stays_open(samples, function, call) or _parsed(call):
             continue
         name = call.name or (call.attr if isinstance(call.node.func, ast.Name) else "")
         lists = _LISTS.match(name) is not None
@@ -82,7 +92,7 @@ def find(module: Module) -> Iterator[Hit]:
                 continue  # json.load(file): the open before it is named
             doing = "lists this folder" if lists else "opens this again"
             yield Hit(call.node, f"every sample {doing}: {text_of(call.node)}", call.attr)
-        elif _CONTAINERS.match(name) and _takes_one(samples, call):
+        elif _CONTAINERS.match(name) and _takes_one(samples, function, call):
             message = f"every sample reopens a file that holds many samples: {text_of(call.node)}"
             yield Hit(call.node, message, call.attr)
 
@@ -128,13 +138,10 @@ def _opened(node: ast.AST) -> list[tuple[str, ast.expr]]:
     ]
 
 
-def _stays_open(samples: Samples, call: SourceCall) -> bool:
+def _stays_open(samples: Samples, function: SourceFunction, call: SourceCall) -> bool:
     """Return whether the handle outlives the sample: in an attribute or a cache, by whoever asked for it."""
-    function = call.context.function
     if call.user is not None and call.user.attr in ("append", "setdefault", "enter_context"):
         return True
-    if function is None:
-        return False
     own = samples.module.text_of(function)
     if call.target and re.search(rf"(self\.\w+|\])\s*=\s*{re.escape(call.target)}\b", own):
         return True
@@ -143,10 +150,8 @@ def _stays_open(samples: Samples, call: SourceCall) -> bool:
     )
 
 
-def _takes_one(samples: Samples, call: SourceCall) -> bool:
+def _takes_one(samples: Samples, function: SourceFunction, call: SourceCall) -> bool:
     """Return whether one entry of a container is taken, by a key that follows from the sample."""
-    function = call.context.function
-    assert function is not None
     names = {call.target} - {""}
     names |= {name for name, opened in _opened(function.node) if opened is call.node}
     for part in ast.walk(function.node):

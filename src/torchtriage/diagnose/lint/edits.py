@@ -43,6 +43,15 @@ def replace_node(node: ast.expr | ast.stmt, text: str) -> SourceEdit:
     return SourceEdit(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text)
 
 
+def replace_lines(text: str, begin: int, end: int, new: list[str]) -> SourceEdit:
+    """Return the edit that puts lines in the place of those from ``begin`` up to ``end``."""
+    rows = lines_of(text)
+    if begin > len(rows) and rows and not rows[-1].endswith(("\n", "\r")):
+        column = len(rows[-1].encode("utf-8", "surrogatepass"))
+        return SourceEdit(len(rows), column, len(rows), column, "".join(f"\n{row}" for row in new))
+    return SourceEdit(begin, 0, end, 0, "".join(f"{row}\n" for row in new))
+
+
 def add_keyword(text: str, node: ast.Call, name: str, value: str, place: int = -1) -> SourceEdit | None:
     """Return the edit that sets a keyword argument; None where it cannot be added for sure.
 

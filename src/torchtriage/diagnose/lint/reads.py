@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.facts import Context, Module, SourceCall
+from torchtriage.diagnose.lint.facts import Assign, Context, Module, SourceCall
 from torchtriage.diagnose.lint.syntax import holds, names_in
 from torchtriage.diagnose.lint.torch_names import words
 
@@ -114,13 +114,7 @@ def delivers(module: Module, node: ast.expr, context: Context) -> bool:
     call = module.calls_by_node.get(node)
     if call is not None and any(_OUTSIDE.search(user.attr) for user in call.users()):
         return True
-    names = {
-        assign.target
-        for assign in module.assigns
-        if assign.how == "="
-        and assign.node.lineno <= node.lineno <= (assign.node.end_lineno or 0)
-        and holds(assign.node, node)
-    }
+    names = {assign.target for assign in _kept_by(module, node) if assign.how == "="}
     return bool(names) and any(
         _OUTSIDE.search(other.attr) and names & names_in(other.node) for other in module.calls_by_function[function]
     )
@@ -131,12 +125,7 @@ _WORLD = re.compile(r"(?:^|_)(?:[a-z0-9]{0,16}envs?|sim|simulator|world|game|rob
 
 def _moves_world(module: Module, node: ast.expr, context: Context) -> bool:
     """Return whether a read is the action that an environment or a robot is waiting for."""
-    line = node.lineno
-    names = {
-        assign.target
-        for assign in module.assigns
-        if assign.node.lineno <= line <= (assign.node.end_lineno or line) and holds(assign.node, node)
-    }
+    names = {assign.target for assign in _kept_by(module, node)}
     return any(
         call.context.function is context.function
         and call.owner is not None
@@ -144,6 +133,13 @@ def _moves_world(module: Module, node: ast.expr, context: Context) -> bool:
         and (names & names_in(call.node) or holds(call.node, node))
         for call in module.sent("step", "move", "write", "send", "act", "apply", "command")
     )
+
+
+def _kept_by(module: Module, node: ast.expr) -> Iterator[Assign]:
+    """Yield the assignments that an expression is a part of."""
+    for assign in module.assigns:
+        if assign.node.lineno <= node.lineno <= (assign.node.end_lineno or 0) and holds(assign.node, node):
+            yield assign
 
 
 def _is_call_of(node: ast.expr) -> bool:

@@ -11,7 +11,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.syntax import Function, argument, defaults, hides, keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import Function, argument, defaults, hides, keyword, literal, option_of, path_of
 from torchtriage.diagnose.lint.work_syntax import parameters
 
 _DEPTH = 6
@@ -133,10 +133,9 @@ class Settings:
     def _called(self, node: ast.Call) -> None:
         last = path_of(node.func).rpartition(".")[2]
         if last == "add_argument":
-            names = [name for arg in node.args if isinstance(name := literal(arg), str)]
             default = keyword(node, "default") or ast.Name("...")
-            if names:
-                self._fields[names[-1].lstrip("-").replace("-", "_")].append((default, (None, "")))
+            if option := option_of(node):
+                self._fields[option].append((default, (None, "")))
         elif last == "partial" and node.args:
             self._called(ast.Call(node.args[0], node.args[1:], node.keywords))
         elif last:

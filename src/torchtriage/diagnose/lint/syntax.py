@@ -39,6 +39,12 @@ def arguments(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(argument.value for argument in call.keywords)]
 
 
+def option_of(call: ast.Call) -> str:
+    """Return the name of the option that a parser is told of: ``batch_size`` of ``"-b", "--batch-size"``."""
+    names = [name for item in call.args if isinstance(name := literal(item), str)]
+    return names[-1].lstrip("-").replace("-", "_") if names else ""
+
+
 def unpacks(call: ast.Call) -> bool:
     """Return whether ``**options`` may hold any keyword."""
     return any(argument.arg is None for argument in call.keywords)
@@ -89,6 +95,17 @@ def set_by(node: ast.AST) -> list[tuple[ast.expr, ast.expr | None]]:
     if isinstance(node, ast.withitem) and node.optional_vars is not None:
         return [(node.optional_vars, node.context_expr)]
     return [(node.target, None)] if isinstance(node, ast.For | ast.AsyncFor) else []
+
+
+def assigned_pairs(statement: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield what is assigned to what; ``a, b = x, y`` part by part."""
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+        return
+    for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+        if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+            yield from zip(target.elts, statement.value.elts, strict=False)
+        else:
+            yield target, statement.value
 
 
 def given_names(call: ast.Call) -> set[str]:

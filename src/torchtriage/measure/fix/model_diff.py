@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torchtriage.core.names import visible
-from torchtriage.diagnose.lint.edits import Autofix, SourceEdit, apply, lines_of
+from torchtriage.diagnose.lint.edits import Autofix, SourceEdit, apply, replace_lines
 from torchtriage.measure.fix.source_redaction import SourceNames
 
 LONGEST = 200
@@ -143,18 +143,9 @@ def _of_hunk(hunk: _Hunk, file: Shown, names: SourceNames) -> Iterator[SourceEdi
             new.append(text)
         else:
             if new or line > begin:
-                yield _replaced(file.text, begin, line, new)
+                yield replace_lines(file.text, begin, line, new)
             line += 1
             begin, new = line, []
-
-
-def _replaced(text: str, begin: int, end: int, new: list[str]) -> SourceEdit:
-    """Return the edit that puts lines in the place of those from ``begin`` up to ``end``."""
-    rows = lines_of(text)
-    if begin > len(rows) and rows and not rows[-1].endswith(("\n", "\r")):
-        column = len(rows[-1].encode("utf-8", "surrogatepass"))
-        return SourceEdit(len(rows), column, len(rows), column, "".join(f"\n{row}" for row in new))
-    return SourceEdit(begin, 0, end, 0, "".join(f"{row}\n" for row in new))
 
 
 def _check(before: str, after: str) -> None:

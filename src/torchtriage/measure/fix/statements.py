@@ -11,9 +11,18 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from torchtriage.diagnose.lint.edits import Autofix, SourceEdit, add_keyword, apply, index_of, lines_of, replace_node
+from torchtriage.diagnose.lint.edits import (
+    Autofix,
+    SourceEdit,
+    add_keyword,
+    apply,
+    index_of,
+    lines_of,
+    replace_lines,
+    replace_node,
+)
 from torchtriage.diagnose.lint.facts import Module
 from torchtriage.diagnose.lint.syntax import first_line, keyword
 from torchtriage.diagnose.lint.walk import walk
@@ -79,14 +88,10 @@ def insert_before(module: Module, statement: ast.stmt, text: str) -> SourceEdit 
 def insert_after(module: Module, statement: ast.stmt, text: str) -> SourceEdit | None:
     """Return the edit that puts lines after a statement, indented as it is."""
     indent = indent_of(module, statement)
-    rows = lines_of(module.text)
-    last = statement.end_lineno or statement.lineno
     if indent is None or not _alone(module, statement):
         return None
-    if last == len(rows) and not rows[-1].endswith(("\n", "\r")):
-        end = len(rows[-1].encode("utf-8", "surrogatepass"))
-        return SourceEdit(last, end, last, end, "".join(f"\n{indent}{row}" for row in text.splitlines()))
-    return _insertion(last + 1, text, indent)
+    line = (statement.end_lineno or statement.lineno) + 1
+    return replace_lines(module.text, line, line, [f"{indent}{row}" for row in text.splitlines()])
 
 
 def insert_after_imports(module: Module, first: ast.stmt, text: str) -> SourceEdit | None:
@@ -182,17 +187,6 @@ def without_keyword(call: ast.Call, name: str) -> SourceEdit | None:
     if given is None or not at:
         return None
     return SourceEdit(*end_of(parts[at - 1]), *end_of(given), "")
-
-
-def assigned_pairs(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield what is assigned to what; ``a, b = x, y`` part by part."""
-    if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
-        return
-    for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
-        if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
-            yield from zip(target.elts, statement.value.elts, strict=False)
-        else:
-            yield target, statement.value
 
 
 def replaced_in(module: Module, outer: ast.stmt | ast.expr, *changes: tuple[ast.expr, str]) -> str:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, keyword, literal, text_of
-from torchtriage.diagnose.lint.syntax import indices
+from torchtriage.diagnose.lint.syntax import assigned_pairs, indices, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import parameters
 
@@ -150,17 +150,8 @@ def _said(function: SourceFunction, node: ast.expr) -> str:
 
 def _assigned(function: SourceFunction, name: str) -> list[ast.expr]:
     """Return what a function assigns to a name."""
-    values: list[ast.expr] = []
-    for node in ast.walk(function.node):
-        if not isinstance(node, ast.Assign):
-            continue
-        for target in node.targets:
-            if isinstance(target, ast.Name) and target.id == name:
-                values.append(node.value)
-            elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = zip(target.elts, node.value.elts, strict=False)
-                values += [value for item, value in pairs if isinstance(item, ast.Name) and item.id == name]
-    return values
+    pairs = (pair for node in ast.walk(function.node) if isinstance(node, ast.Assign) for pair in assigned_pairs(node))
+    return [value for target, value in pairs if path_of(target) == name]
 
 
 def _is_setting(module: Module, node: ast.expr, function: SourceFunction | None) -> bool:

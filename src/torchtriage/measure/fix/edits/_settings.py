@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import Function, argument, defaults, keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import Function, argument, defaults, keyword, option_of, path_of
 
 DEPTH = 5
 
@@ -66,9 +66,8 @@ def _given(module: Module, attr: str) -> Iterator[ast.expr]:
 def _defaults(module: Module, attr: str) -> Iterator[ast.expr]:
     """Yield the default of an option or a field, and what is assigned to an attribute."""
     for call in module.sent("add_argument"):
-        names = [name for arg in call.node.args if isinstance(name := literal(arg), str)]
         default = keyword(call.node, "default")
-        if names and default is not None and names[-1].lstrip("-").replace("-", "_") == attr:
+        if default is not None and option_of(call.node) == attr:
             yield default
     for node in module.parents:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, lines_of, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import names_in, path_called, path_of
+from torchtriage.diagnose.lint.syntax import assigned_pairs, names_in, path_called, path_of
 from torchtriage.measure.fix.edits._foreach import Lists, NotListsError, without_history
 from torchtriage.measure.fix.edits._torch import torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site
-from torchtriage.measure.fix.statements import INDENT, assigned_pairs, body_of, indent_of, replaced_in, source
+from torchtriage.measure.fix.statements import INDENT, body_of, indent_of, replaced_in, source
 
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH015", "LCH016"})
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import replace_node
-from torchtriage.diagnose.lint.syntax import defaults, keyword, literal, path_of
+from torchtriage.diagnose.lint.syntax import defaults, keyword, literal, option_of, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits.less_often import EVERY, OFTEN
 from torchtriage.measure.fix.proposal import Proposal, Site
@@ -69,8 +68,6 @@ def _constants(tree: ast.Module, names: frozenset[str] | set[str]) -> Iterator[a
                 found.append(node.value)
         elif isinstance(node, ast.Dict):
             found += [value for key, value in zip(node.keys, node.values, strict=True) if literal(key) in names]
-        elif isinstance(node, ast.Call) and path_of(node.func).endswith(("add_argument", "option")) and node.args:
-            option = literal(node.args[-1])
-            if isinstance(option, str) and re.sub("-", "_", option.lstrip("-")) in names:
-                found.append(keyword(node, "default"))
+        elif isinstance(node, ast.Call) and path_of(node.func).endswith(("add_argument", "option")):
+            found += [keyword(node, "default")] if option_of(node) in names else []
         yield from (item for item in found if isinstance(item, ast.Constant))

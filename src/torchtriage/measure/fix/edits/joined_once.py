@@ -10,21 +10,13 @@ from typing import NamedTuple
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.facts import Module
-from torchtriage.diagnose.lint.syntax import literal, names_in, path_of
+from torchtriage.diagnose.lint.syntax import assigned_pairs, literal, names_in, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import bound_names, parameters
 from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.edits._meanwhile import changed_in_place, may_wait, shared, takes_steps, viewed
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site, first_only
-from torchtriage.measure.fix.statements import (
-    INDENT,
-    assigned_pairs,
-    complete,
-    insert_after,
-    insert_before,
-    source,
-    statement_edit,
-)
+from torchtriage.measure.fix.statements import INDENT, complete, insert_after, insert_before, source, statement_edit
 
 CODES = words("CPY013 HST106 HST020 HST114 LCH014 LCH017 MEM029 CPY010 DAT018 LCH105")
 EMPTY = r"{0} is None|not {0}|len\({0}\) == 0|{0} == \[\]"

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import replace_node
 from torchtriage.diagnose.lint.facts import Class, Module, SourceCall
-from torchtriage.diagnose.lint.syntax import defaults, literal, path_called, path_of
+from torchtriage.diagnose.lint.syntax import assigned_pairs, defaults, literal, path_called, path_of
 from torchtriage.measure.fix.edits._torch import calls_at, torch_in
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
-from torchtriage.measure.fix.statements import assigned_pairs, remove, source
+from torchtriage.measure.fix.statements import remove, source
 
 CODES = frozenset({"HST020", "HST114", "LCH014", "LCH015", "LCH016"})
 

@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
-from torchtriage.diagnose.lint.syntax import literal, method_of, path_called, path_of
+from torchtriage.diagnose.lint.syntax import assigned_pairs, literal, method_of, path_called, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of, meets
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import (
     alias_of,
-    assigned_pairs,
     body_of,
     complete,
     free_name,
@@ -125,8 +124,8 @@ def _same_tests(root: ast.AST, path: str) -> list[ast.expr]:
 
 def _is_list(site: Site, path: str) -> bool:
     """Return whether a path is a list, as far as the file shows."""
-    statements = (node for node in ast.walk(site.module.tree) if isinstance(node, ast.stmt))
-    made = [value for node in statements for target, value in assigned_pairs(node) if path_of(target) == path]
+    pairs = (pair for node in ast.walk(site.module.tree) for pair in assigned_pairs(node))
+    made = [value for target, value in pairs if path_of(target) == path]
     return bool(made) and all(_gives_list(value) or _returns_list(site, value) for value in made)
 
 
@@ -195,7 +194,7 @@ def _deque(site: Site, path: str) -> Proposal | None:
     if name not in module.aliases and root:
         name = f"{root}.deque"
     for node in ast.walk(module.tree):
-        for target, value in assigned_pairs(node) if isinstance(node, ast.stmt) else ():
+        for target, value in assigned_pairs(node):
             if path_of(target) == path:
                 given = ast.get_source_segment(module.text, value) or ""
                 edits.append(replace_node(value, f"{name}()" if given in ("[]", "list()") else f"{name}({given})"))

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 from torchtriage.diagnose.lint.base import literal
 from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
-from torchtriage.diagnose.lint.syntax import path_of
+from torchtriage.diagnose.lint.syntax import assigned_pairs, path_of
 from torchtriage.measure.fix.edits._flow import meets
 from torchtriage.measure.fix.edits._meanwhile import VIEWS, changed_in_place, may_wait
 from torchtriage.measure.fix.edits._torch import numbers_read, torch_in
 from torchtriage.measure.fix.edits._turns import is_tensor
 from torchtriage.measure.fix.proposal import Loop, Proposal, Site
-from torchtriage.measure.fix.statements import INDENT, assigned_pairs, body_of, insert_after, operand
+from torchtriage.measure.fix.statements import INDENT, body_of, insert_after, operand
 
 CODES = frozenset({"LCH014", "SYN001", "SYN004"})
 

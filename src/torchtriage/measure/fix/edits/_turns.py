@@ -233,15 +233,16 @@ def counts(module: Module, length: str, rows: Mapped, scope: ast.AST) -> bool:
         return True
     given = list(assigned(scope, length))
     is_handed = any(isinstance(node, ast.arg) and node.arg == length for node in ast.walk(scope))
-    if len(given) != 1 or is_handed or not length.isidentifier() or len(_stores(scope, length)) != 1:
+    if len(given) != 1 or is_handed or not length.isidentifier() or len(stores_of(scope, length)) != 1:
         return False
     value, place = given[0]
     told_here = source(module, value) in told
     told_here |= place == axis and source(module, value) in (f"{path}.shape", f"{path}.size()")
-    return told_here and all(node.lineno <= value.lineno for node in _stores(scope, path))
+    return told_here and all(node.lineno <= value.lineno for node in stores_of(scope, path))
 
 
-def _stores(scope: ast.AST, path: str) -> list[ast.Name | ast.Attribute]:
+def stores_of(scope: ast.AST, path: str) -> list[ast.Name | ast.Attribute]:
+    """Return where code gives a variable or an attribute another value, or deletes it."""
     nodes = [node for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute) and path_of(node) == path]
     return [node for node in nodes if not isinstance(node.ctx, ast.Load)]
 

@@ -10,6 +10,7 @@ from torchtriage.diagnose.lint.edits import SourceEdit, replace_node
 from torchtriage.diagnose.lint.syntax import assigned_pairs, literal, method_of, path_called, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.measure.fix.edits._flow import flow_of, meets
+from torchtriage.measure.fix.edits._turns import stores_of
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import (
     alias_of,
@@ -63,7 +64,7 @@ def _looked_up(site: Site, statement: ast.stmt, node: ast.expr, over: ast.expr, 
         changes = _changing(loop, path)
         others = flow.changes([item for item in loop.body if not any(call in ast.walk(item) for call in changes)])
         appends = all(call.func.attr == "append" for call in changes if isinstance(call.func, ast.Attribute))
-        if meets(path, others) or not appends or (method and changes) or _assigned(loop, path):
+        if meets(path, others) or not appends or (method and changes) or stores_of(loop, path):
             break
         place, added = loop, changes
     shared = _shared(site, path) if place is statement and not site.loops and site.function is not None else None
@@ -98,7 +99,7 @@ def _shared(site: Site, path: str) -> ast.stmt | None:
     module, function = site.module, site.function
     if path not in flow_of(module).constants or function is None:
         return None
-    if _assigned(function, path) or path in {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}:
+    if stores_of(function, path) or path in {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}:
         return None
     made = [node for node in module.tree.body if isinstance(node, ast.Assign) and path in map(path_of, node.targets)]
     return made[0] if len(made) == 1 else None
@@ -109,7 +110,7 @@ def _searches(site: Site, place: ast.stmt, path: str) -> list[ast.Call]:
     body = body_of(site.module, place) or [place]
     found: list[ast.Call] = []
     for item in body[body.index(place) :]:
-        if item is not place and (_changing(item, path) or _assigned(item, path)):
+        if item is not place and (_changing(item, path) or stores_of(item, path)):
             break
         calls = [node for node in ast.walk(item) if isinstance(node, ast.Call) and len(node.args) == 1]
         found += [call for call in calls if path_of(call.func) == f"{path}.index"]
@@ -158,11 +159,6 @@ def _changing(loop: ast.AST, path: str) -> list[ast.Call]:
         and path_of(node.func.value) == path
         and node.func.attr in ("append", "extend", "remove", "pop", "insert", "clear", "sort", "reverse")
     ]
-
-
-def _assigned(loop: ast.AST, path: str) -> bool:
-    nodes = [node for node in ast.walk(loop) if isinstance(node, ast.Name | ast.Attribute)]
-    return any(path_of(node) == path and not isinstance(node.ctx, ast.Load) for node in nodes)
 
 
 def _is_queue(site: Site, path: str) -> bool:

@@ -21,7 +21,7 @@ def _comprehension(walker: Walker, node: ast.ListComp | ast.SetComp | ast.Genera
         iterated = walker.eval(generator.iter)
         loop = SourceLoop(generator, walker.context, iterated, path_of(generator.iter))
         walker.module.loops.append(loop)
-        walker.context = walker.inside(loop=loop)
+        walker.context = walker.context.but(loop=loop)
         _run_iterated(walker, iterated)
         _bind_targets(walker, generator.target, generator.iter, iterated, loop)
         for test in generator.ifs:
@@ -88,7 +88,7 @@ def _for(walker: Walker, node: ast.For | ast.AsyncFor) -> None:
 def _enter(walker: Walker, loop: SourceLoop, node: ast.For | ast.AsyncFor | ast.While) -> None:
     walker.module.loops.append(loop)
     saved = walker.context
-    walker.context = walker.inside(
+    walker.context = walker.context.but(
         loop=loop,
         # what happens in a loop that itself runs now and then: its own steps are hot
         rare=False if loop.over_loader else saved.rare,

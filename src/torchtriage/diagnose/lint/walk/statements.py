@@ -89,12 +89,12 @@ def _if(walker: Walker, node: ast.If) -> None:
     side = walker.switch(node.test)
     old = walker.context
     walker.within(
-        walker.inside(rare=old.rare or rare or ends(node.body), aside=old.aside or side, modulo=old.modulo or modulo),
+        old.but(rare=old.rare or rare or ends(node.body), aside=old.aside or side, modulo=old.modulo or modulo),
         node.body,
     )
     if node.orelse:
         otherwise = walker.rare(node.test, negated=True)
-        walker.within(walker.inside(rare=old.rare or otherwise or ends(node.orelse)), node.orelse)
+        walker.within(old.but(rare=old.rare or otherwise or ends(node.orelse)), node.orelse)
 
 
 def _with(walker: Walker, node: ast.With | ast.AsyncWith) -> None:
@@ -113,15 +113,15 @@ def _with(walker: Walker, node: ast.With | ast.AsyncWith) -> None:
                 )
                 or walker.switches_grad_off(walker.module.name_of(expression.func))
             ):
-                walker.context = walker.inside(no_grad=True)
+                walker.context = walker.context.but(no_grad=True)
             for name in ("__enter__", "__exit__"):
                 owner = walker.class_of(value)
                 for function in owner.runs(name) if owner is not None else ():
                     runs_here(walker, function)
             if call.attr == "enable_grad":
-                walker.context = walker.inside(no_grad=False)
+                walker.context = walker.context.but(no_grad=False)
         elif value.of == NO_GRAD:
-            walker.context = walker.inside(no_grad=True)
+            walker.context = walker.context.but(no_grad=True)
         if item.optional_vars is not None:
             walker.target(item.optional_vars, value)
     walker.block(node.body)
@@ -131,7 +131,7 @@ def _with(walker: Walker, node: ast.With | ast.AsyncWith) -> None:
 def _try(walker: Walker, node: Any) -> None:
     walker.block(node.body)
     for handler in node.handlers:
-        walker.within(walker.inside(rare=True), handler.body)
+        walker.within(walker.context.but(rare=True), handler.body)
     walker.block(node.orelse)
     walker.block(node.finalbody)
 
@@ -153,7 +153,7 @@ def _assert(walker: Walker, node: ast.Assert) -> None:
 
 def _eval_rarely(walker: Walker, node: ast.expr | None) -> None:
     saved = walker.context
-    walker.context = walker.inside(rare=True)
+    walker.context = walker.context.but(rare=True)
     if node is not None:
         walker.eval(node)
     walker.context = saved

@@ -35,7 +35,7 @@ def torch_call(walker: Walker, call: SourceCall) -> Value:
     if name in torch_names.NO_GRAD:
         return Value("callable", of=NO_GRAD)
     if name == "torch.set_grad_enabled" and literal(node.args[0] if node.args else None) is False:
-        walker.context = walker.inside(no_grad=True)  # to the end of the block
+        walker.context = walker.context.but(no_grad=True)  # to the end of the block
         return Value("callable", of=NO_GRAD)
     if name == "torch.compile":
         target = given[0] if given else UNKNOWN

@@ -15,7 +15,7 @@ def _conditional(walker: Walker, node: ast.IfExp) -> Value:
     rare = walker.context.rare or walker.rare(node.test)
     saved = walker.context
     if rare and not saved.rare:
-        walker.context = walker.inside(rare=True)
+        walker.context = walker.context.but(rare=True)
     body = walker.eval(node.body)
     walker.context = saved
     orelse = walker.eval(node.orelse)
@@ -31,7 +31,7 @@ def _boolean(walker: Walker, node: ast.BoolOp) -> Value:
         if index < len(node.values) - 1:
             values.append(read_truth(walker, value, "and" if isinstance(node.op, ast.And) else "or"))
             if isinstance(node.op, ast.And) and walker.rare(value):
-                walker.context = walker.inside(rare=True)
+                walker.context = walker.context.but(rare=True)
         else:
             values.append(walker.eval(value))
     walker.context = saved

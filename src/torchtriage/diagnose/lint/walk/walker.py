@@ -145,7 +145,7 @@ class Walker:
                 and leaves(statement.body)
                 and self.rare(statement.test, negated=True)
             ):
-                self.context = self.inside(rare=True)
+                self.context = self.context.but(rare=True)
         self.context = context
 
     def rare(self, test: ast.expr, *, negated: bool = False) -> bool:
@@ -163,10 +163,6 @@ class Walker:
         if not self.is_program:
             return None  # who imports it decides
         return self.module.settings.truth(test, self.function.node if self.function is not None else None)
-
-    def inside(self, **changes: Any) -> Context:
-        """Return where it stands, with changes."""
-        return self.context.but(**changes)
 
     def within(self, context: Context, body: Iterable[ast.stmt]) -> None:
         """Read statements that stand elsewhere."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from torchtriage.core.names import word_list
 from torchtriage.diagnose.lint.base import keyword, literal
 from torchtriage.diagnose.lint.edits import SourceEdit
 from torchtriage.diagnose.lint.facts import Module, SourceCall
@@ -18,22 +19,14 @@ CODES = frozenset({"CFG044", "CFG046", "CFG103", "MSR101"})
 CODES_ELSEWHERE = CODES
 ANOMALY = tuple(
     f"torch.autograd.{name}"
-    for name in (
-        "set_detect_anomaly",
-        "detect_anomaly",
-        "anomaly_mode.set_detect_anomaly",
-        "anomaly_mode.detect_anomaly",
-        "profiler.emit_nvtx",
-    )
+    for name in word_list("""
+    set_detect_anomaly detect_anomaly anomaly_mode.set_detect_anomaly anomaly_mode.detect_anomaly profiler.emit_nvtx
+""")
 )
-TRACERS = (
-    "sys.setprofile",
-    "sys.settrace",
-    "threading.setprofile",
-    "threading.settrace",
-    "torch.cuda.memory._record_memory_history",
-    "tracemalloc.start",
-)
+TRACERS = word_list("""
+    sys.setprofile sys.settrace threading.setprofile threading.settrace torch.cuda.memory._record_memory_history
+    tracemalloc.start
+""")
 VARIABLES = words("""
     AMD_SERIALIZE_COPY AMD_SERIALIZE_KERNEL CUDA_LAUNCH_BLOCKING HIP_LAUNCH_BLOCKING PYTHONTRACEMALLOC
     TORCHDYNAMO_VERBOSE TORCH_COMPILE_DEBUG TORCH_DISTRIBUTED_DEBUG TORCH_LOGS

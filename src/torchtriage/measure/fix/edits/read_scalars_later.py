@@ -150,12 +150,9 @@ def _is_used(site: Site, name: str, statement: ast.stmt, loop: Loop, start: ast.
         return True
     if any((begins.end_lineno or 0) < part.lineno < loop.lineno for part in _together(site, name, loop)):
         return True
-    inside = set(ast.walk(loop))
-    return any(not _is_shown(site, part) for part in _named(site, name, loop) if part in inside and part not in own)
-
-
-def _named(site: Site, name: str, loop: Loop) -> list[ast.Name]:
-    return site.module.names(name, site.module.scope(loop))
+    within = set(ast.walk(loop)) - own
+    named = site.module.names(name, site.module.scope(loop))
+    return any(not _is_shown(site, part) for part in named if part in within)
 
 
 def _together(site: Site, name: str, loop: Loop) -> Iterator[ast.Name]:
@@ -165,7 +162,7 @@ def _together(site: Site, name: str, loop: Loop) -> Iterator[ast.Name]:
         if isinstance(outer, ast.If):
             branch = outer.orelse if inner in outer.body else outer.body if inner in outer.orelse else []
             others |= {part for item in branch for part in ast.walk(item)}
-    yield from (part for part in _named(site, name, loop) if part not in others)
+    yield from (part for part in site.module.names(name, site.module.scope(loop)) if part not in others)
 
 
 def _is_shown(site: Site, node: ast.AST) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import gc
+import inspect
 import os
 import subprocess
 import sys
@@ -93,7 +95,7 @@ def test_what_a_caller_does_is_not_of_the_function_that_begins_next(sampler: Sta
     assert names.count("search") > 4 * names.count("note")
 
 
-def test_a_function_begins_up_to_its_resume_and_goes_on_behind_it() -> None:
+def test_a_function_begins_up_to_its_resume_and_a_generator_goes_on_at_one() -> None:
     def outer(kept: int) -> Callable[[], int]:
         return lambda: kept
 
@@ -102,13 +104,56 @@ def test_a_function_begins_up_to_its_resume_and_goes_on_behind_it() -> None:
         yield 2
 
     for code in (outer.__code__, items.__code__):
-        begins = [stack_sampler._begins(code, at) for at in range(-1, len(code.co_code), 2)]
-        assert begins[0]
-        assert begins == sorted(begins, reverse=True)
-        assert sum(begins) <= 4
-    generator: Any = items()
-    next(generator)
-    assert not stack_sampler._begins(items.__code__, generator.gi_frame.f_lasti)
+        at: dict[str, list[int]] = {name: [] for name in ("MAKE_CELL", "RESUME", "YIELD_VALUE", "RETURN_VALUE")}
+        for step in dis.get_instructions(code):
+            at.setdefault(step.opname, []).append(step.offset)
+        assert all(stack_sampler._begins(code, offset) for offset in (-1, *at["MAKE_CELL"], *at["RESUME"]))
+        assert not any(stack_sampler._begins(code, offset) for offset in (*at["YIELD_VALUE"], *at["RETURN_VALUE"]))
+
+
+def helper(found: Any) -> Any:
+    return found
+
+
+class Caller:
+    """Calls in several ways; each method's marked line is where its time is."""
+
+    def helper(self, found: object) -> object:
+        return found
+
+    def indexes(self, values: list[int]) -> object:
+        found = -1 in values  # here
+        return helper(found)
+
+    def within(self, values: list[int]) -> object:
+        return self.helper(-1 in values)  # here
+
+    def returned(self, values: list[int]) -> object:
+        found = self.indexes(values)  # here
+        return helper(found)
+
+    def called_back(self, values: list[int]) -> object:
+        ordered = values + values
+        return sorted(ordered, key=helper)  # here
+
+    def branches(self, values: list[int]) -> object:
+        for value in values:
+            helper(value)  # here
+        return None
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="before 3.11, Python tells no places")
+@pytest.mark.parametrize("method", ["indexes", "within", "returned", "called_back", "branches"])
+def test_the_time_before_a_function_begins_is_at_the_line_of_the_work(method: str) -> None:
+    function = getattr(Caller, method)
+    code = function.__code__
+    calls = [step.offset for step in dis.get_instructions(code) if step.opname in ("CALL", "CALL_KW")]
+    (_, name, _, line, *_), *_ = [
+        stack_sampler._frame(*frame) for frame in stack_sampler._frames(((helper.__code__, -1), (code, calls[-1])))
+    ]
+    lines, first = inspect.getsourcelines(function)
+    assert name.endswith(method)
+    assert line == first + next(at for at, text in enumerate(lines) if text.endswith("# here\n"))
 
 
 def test_a_jump_back_is_at_a_line_of_its_loop() -> None:

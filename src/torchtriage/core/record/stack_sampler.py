@@ -15,16 +15,18 @@ from __future__ import annotations
 import _thread
 import contextlib
 import ctypes
+import dis
 import gc
 import json
 import os
+import re
 import sys
 import threading
 import time
 from array import array
 from collections.abc import Callable
+from functools import cache
 from itertools import islice, starmap
-from opcode import opmap
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -36,8 +38,13 @@ from torchtriage.core.record.main_thread import BACKWARD
 from torchtriage.core.record.stacks import current_frames, is_library, positions
 from torchtriage.core.whole_files import replacing
 
-RESUME = opmap.get("RESUME", 255)
+RESUME = dis.opmap.get("RESUME", 255)
 """The instruction that a function begins with, but for what sets up its frame; none has that number before 3.11."""
+_QUICK = re.compile(
+    r"LOAD_|STORE_(FAST|NAME|GLOBAL|DEREF)|PUSH_NULL|POP_TOP|COPY$|SWAP|NOP|PRECALL|KW_NAMES|EXTENDED_ARG|UNPACK_"
+    r"|BUILD_(TUPLE|LIST|MAP|SLICE)"
+)
+_BRANCH = re.compile(r".*JUMP|FOR_ITER|RESUME|RETURN|YIELD|SEND")
 SAMPLES = "samples-{}.json"
 SWITCH_S, ALONE_S = 0.0005, 2e-5
 PR_SET_TIMERSLACK = 29
@@ -286,18 +293,43 @@ def samples_of(folder: Path, pid: int) -> Path:
 def _frames(stack: tuple[tuple[CodeType, int], ...]) -> list[tuple[CodeType, int, bool]]:
     """Return code and instruction of each frame, and whether it is only about to execute it.
 
-    Where a function of the user's begins, the lock is handed over: the time before it was its caller's, since indexing
-    and arithmetic let nobody look.
+    Where a function of the user's begins or a generator goes on, the lock is handed over: the time before it was its
+    caller's, since indexing, arithmetic and the return of a function let nobody look.
     """
     code, at = stack[0]
     frames = [(*frame, False) for frame in stack]
     if len(stack) > 1 and not is_library(code.co_filename) and _begins(code, at):
-        frames[:2] = [(*stack[1], True)]
+        caller, call = stack[1]
+        before = _last_work(caller, call, code.co_name)
+        frames[:2] = [(caller, call, True) if before is None else (caller, before, False)]
     return frames
 
 
 def _begins(code: CodeType, at: int) -> bool:
-    return at // 2 <= code.co_code[::2].find(RESUME)  # without any, -1: what has not begun is there
+    units = code.co_code[::2]
+    return at // 2 <= units.find(RESUME) or units[at // 2] == RESUME  # without any, -1: what has not begun is there
+
+
+@cache
+def _last_work(code: CodeType, call: int, name: str) -> int | None:
+    """Return the last instruction before a call of this function that may take long; None where a branch comes first.
+
+    Where C makes the call, as for a callback or a class, it is ``call``.
+    """
+    steps = [step for step in dis.get_instructions(code) if step.offset <= call]
+    loads = (step for step in steps if step.argval == name and step.opname.startswith("LOAD_"))
+    if not any(_start(step) == _start(steps[-1]) for step in loads):
+        return call
+    for step in reversed(steps[:-1]):
+        if not _QUICK.match(step.opname):
+            return None if _BRANCH.match(step.opname) else step.offset
+    return None
+
+
+def _start(step: dis.Instruction) -> tuple[int | None, int | None]:
+    """Return line and column of the expression that an instruction belongs to, as far as Python tells them."""
+    place = getattr(step, "positions", None)
+    return (place.lineno, place.col_offset) if place is not None else (None, None)
 
 
 def _frame(code: CodeType, at: int, before: bool) -> list[Any]:

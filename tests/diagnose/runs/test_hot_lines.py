@@ -13,7 +13,7 @@ from torchtriage.core.units import format_ms
 from torchtriage.diagnose import calibration
 from torchtriage.diagnose.runs.account import OPERATORS
 from torchtriage.diagnose.runs.causes import SLEEPING
-from torchtriage.diagnose.runs.hot_lines import growing_step, hot_lines
+from torchtriage.diagnose.runs.hot_lines import function_of, growing_step, hot_lines
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step
 from torchtriage.diagnose.runs.source_view import elementwise, sequential
 from torchtriage.diagnose.runs.threads import rival_threads
@@ -237,6 +237,19 @@ def test_loops_of_one_function_are_one_finding_and_those_beside_the_steps_are_no
     assert "a loop element by element (lines 4-5) takes 2.00 ms" in second.message
 
 
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("clean.<locals>.<listcomp>", "clean"),
+        ("make.<locals>.clean.<locals>.<genexpr>", "make.<locals>.clean"),
+        ("Data.clean.<locals>.<listcomp>.<listcomp>", "Data.clean"),
+        ("make.<locals>.clean", "make.<locals>.clean"),
+    ],
+)
+def test_a_comprehension_is_of_the_function_around_it(name: str, function: str) -> None:
+    assert function_of(name) == function
+
+
 def test_collections_are_of_the_loop_that_makes_objects(tmp_path: Path) -> None:
     collected = ("torchtriage/core/record/stack_sampler.py:_collected",)
     built = SamplesBuilder(tmp_path, SOURCE)
@@ -249,6 +262,9 @@ def test_collections_are_of_the_loop_that_makes_objects(tmp_path: Path) -> None:
         built.step()
     (finding,) = found(built)
     assert "a loop element by element (lines 2-4) takes 3.00 ms of 10.0 ms per step" in finding.message
+    assert "33 % of it in the garbage collector" in finding.message
+    assert finding.cost is not None
+    assert finding.cost.low_ms <= 2.0 * 0.75
 
 
 def test_a_library_that_sleeps_is_no_python(tmp_path: Path) -> None:

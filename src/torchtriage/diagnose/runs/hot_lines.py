@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torchtriage.core.finding import Certainty, Finding, Fix, Frame, Place, rank_order
 from torchtriage.core.names import file_name
 from torchtriage.core.trace import Trace
-from torchtriage.core.units import format_count, format_ms
+from torchtriage.core.units import format_count, format_ms, format_share
 from torchtriage.diagnose.runs.account import (
     COLLECTION,
     EITHER,
@@ -96,6 +96,8 @@ GROWING = Cause(
 )
 BY_ELEMENT, IN_PYTHON = (0.75, 1.0), (0.3, 0.95)
 """What parts of a loop its fix gives back, surely and at most: of one over elements, and of any other."""
+TOLD = 0.2
+"""From this part of a loop on, the garbage collector's time is named."""
 MOSTLY = 0.6
 """A loop is a loop of Python if so much of its time is."""
 RISES = 1.33
@@ -106,7 +108,7 @@ WAITS, OWN, AS_FAST, ENOUGH = 0.1, 0.5, 0.5, 0.1
 """Of a step, the wait for a device from which on steps may grow by it; of the growth, what must be the host's own then;
 or how fast the recorded work must grow, beside the steps; and what other lines must take to tell of the machine."""
 MAX_STACK = 6
-_COMPREHENSION = re.compile(r"(\.<(?!locals>)\w+>)+$")
+_COMPREHENSION = re.compile(r"((\.<locals>)?\.<(?!locals>)\w+>)+$")
 _MODEL = ("torch/nn/modules/module.py", "torch/autograd/", "torch/optim/", "torch/_dynamo/", "torch/utils/data/")
 """A module, a backward pass, an optimizer or a loader: what a step is for."""
 BEYOND = 1.2
@@ -127,6 +129,8 @@ class _Group:
     cause: Cause
     gain: tuple[float, float]
     weight_ns: float = 0.0
+    collected_ns: float = 0.0
+    """Of it, in the garbage collector."""
     n_looks: float = 0.0
     lines: Counter[int] = field(default_factory=Counter)
     first: Seen | None = None
@@ -206,6 +210,11 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
     return tuple(sorted(found, key=rank_order))
 
 
+def function_of(name: str) -> str:
+    """Return the full name of the function that a comprehension is written in; of others, their own."""
+    return _COMPREHENSION.sub("", name)
+
+
 def _outermost_loop(item: Seen) -> tuple[_Around | None, Fix | None]:
     """Return the loop that a sample is in, if any, and what to do if it computes by element there."""
     if not item.loops:
@@ -215,8 +224,8 @@ def _outermost_loop(item: Seen) -> tuple[_Around | None, Fix | None]:
     outermost = mine[-1]
     fix = None if not any(map(elementwise, mine)) else ROUNDS if any(map(sequential, mine)) else ELEMENTS
     last = outermost.end_lineno or outermost.lineno
-    functions = {(inside.file, _COMPREHENSION.sub("", inside.function)) for inside in (position, item.chain[-1])}
-    helper = _COMPREHENSION.sub("", position.function) if len(functions) > 1 else ""
+    functions = {(inside.file, function_of(inside.function)) for inside in (position, item.chain[-1])}
+    helper = function_of(position.function) if len(functions) > 1 else ""
     return _Around(position.file, helper, outermost.lineno, last), fix
 
 
@@ -249,6 +258,7 @@ def _note(
 def _count(group: _Group, item: Seen, weight: float, part: float) -> None:
     line = item.chain[0].line
     group.weight_ns += weight
+    group.collected_ns += weight * (item.kind == COLLECTION)
     group.n_looks += part
     group.lines[line] += round(weight)
     group.examples.setdefault(line, item)
@@ -316,7 +326,8 @@ def _gain(group: _Group) -> tuple[float, float]:
         return group.gain
     part = 1 - group.fixes[None] / group.fixes.total()
     low, high = (part * more + (1 - part) * less for more, less in zip(BY_ELEMENT, IN_PYTHON, strict=True))
-    return low, high
+    # what the collector takes for all that is alive may fall on other objects then
+    return low * (1 - group.collected_ns / group.weight_ns), high
 
 
 def _stack(item: Seen) -> tuple[Frame, ...]:
@@ -337,7 +348,9 @@ def _message(group: _Group, function: str, file: str, took: str, called: str) ->
         lines += _of_another(group.loop_file, file)
         kind = "element by element" if _by_element(group) else "in Python"
         loops, take = ("a loop", "takes") if len(group.loop_lines) == 1 else ("loops", "take")
-        return f"{loops} {kind} ({lines}) {take} {took} in {at}{by}"
+        collected = group.collected_ns / group.weight_ns
+        of_it = f", {format_share(collected)} of it in the garbage collector" if collected >= TOLD else ""
+        return f"{loops} {kind} ({lines}) {take} {took} in {at}{by}{of_it}"
     what = group.cause.what.capitalize() if group.cause in UNNAMED else group.cause.what
     what = f"{called}()" if called else what
     return f"{what} {'take' if what == 'Operators' else 'takes'} {took} in {at}{by}"

@@ -28,7 +28,7 @@ def job(*, layers=6, world=4, between=0, around=None, comm=200, hidden=False, gr
             builder.launch(host + 5, 5, done, 300)
             if other:
                 builder.op(other, host + 1, 3)
-                builder.launch(host + 2, 1, done - 30, 25)
+                builder.launch(host + 2, 1, done - 30, 25, other.rpartition(":")[2])
             for one in range(between):
                 builder.op("aten::add", host + 22 + 5 * one, 4)
             if around:
@@ -100,9 +100,13 @@ def test_an_all_reduce_after_each_product_is_one_too_many():
     assert "RowwiseParallel" in claim.fix.code
 
 
-@pytest.mark.parametrize("other", ["vllm::moe_forward", "_C::cutlass_scaled_mm"])
+@pytest.mark.parametrize("other", ["vllm::moe_forward", "_C::cutlass_scaled_mm", "machete::gemm"])
 def test_an_operator_of_others_may_hold_the_second_product(other):
     (claim,) = find(job(products=1, other=other).build())
     assert "unpaired_per_step" not in claim.evidence
-    (claim,) = find(job(products=1, other="aten::add").build())
+
+
+@pytest.mark.parametrize("other", ["aten::add", "_C::silu_and_mul", "_C::fused_add_rms_norm", "triton_poi_fused_0"])
+def test_one_that_holds_no_product_is_none(other):
+    (claim,) = find(job(products=1, other=other).build())
     assert claim.evidence["unpaired_per_step"] == 5

@@ -22,6 +22,7 @@ import numpy as np
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import ENGINE, Collectives, find_collectives
+from torchtriage.core.trace.kernel_categories import CATEGORIES, GEMM, MOE, categories
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Mask, Pattern, Trace
 from torchtriage.diagnose.patterns.comm._collectives import shorter
@@ -117,10 +118,13 @@ def _unpaired(trace: Trace, found: Collectives, pick: Mask) -> Mask:
 
 
 def _opaque(trace: Trace) -> Ints:
-    """Return the operators other than PyTorch's that launch kernels, collectives aside."""
-    rows = [trace.links.op[device.rows[~device.comm]] for device in trace.devices[:1]]
-    ops = distinct(np.concatenate([np.empty(0, np.int64), *rows]))
-    return ops[(ops >= 0) & ~trace.matches(ops, r"^aten::")]
+    """Return the operators other than PyTorch's that launch products or experts."""
+    ops = [np.empty(0, np.int64)]
+    for device in trace.devices[:1]:
+        multiplies = np.isin(categories(device), [CATEGORIES.index(GEMM), CATEGORIES.index(MOE)])
+        ops.append(trace.links.op[device.rows[multiplies]])
+    found = distinct(np.concatenate(ops))
+    return found[(found >= 0) & ~trace.matches(found, r"^aten::")]
 
 
 def _one_each(trace: Trace, found: Collectives, unpaired: Mask) -> Claim:

@@ -136,14 +136,19 @@ class Caller:
         ordered = values + values
         return sorted(ordered, key=helper)  # here
 
+    def iterates(self, values: list[int]) -> object:
+        for value in values:  # here
+            helper(value)
+        return None
+
     def branches(self, values: list[int]) -> object:
-        for value in values:
-            helper(value)  # here
+        if values:
+            helper(values)  # here
         return None
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="before 3.11, Python tells no places")
-@pytest.mark.parametrize("method", ["indexes", "within", "returned", "called_back", "branches"])
+@pytest.mark.parametrize("method", ["indexes", "within", "returned", "called_back", "iterates", "branches"])
 def test_the_time_before_a_function_begins_is_at_the_line_of_the_work(method: str) -> None:
     function = getattr(Caller, method)
     code = function.__code__

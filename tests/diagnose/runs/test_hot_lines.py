@@ -13,7 +13,7 @@ from torchtriage.core.units import format_ms
 from torchtriage.diagnose import calibration
 from torchtriage.diagnose.runs.account import OPERATORS
 from torchtriage.diagnose.runs.causes import SLEEPING
-from torchtriage.diagnose.runs.hot_lines import function_of, growing_step, hot_lines
+from torchtriage.diagnose.runs.hot_lines import growing_step, hot_lines
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step
 from torchtriage.diagnose.runs.source_view import elementwise, sequential
 from torchtriage.diagnose.runs.threads import rival_threads
@@ -237,17 +237,22 @@ def test_loops_of_one_function_are_one_finding_and_those_beside_the_steps_are_no
     assert "a loop element by element (lines 4-5) takes 2.00 ms" in second.message
 
 
-@pytest.mark.parametrize(
-    ("name", "function"),
-    [
-        ("clean.<locals>.<listcomp>", "clean"),
-        ("make.<locals>.clean.<locals>.<genexpr>", "make.<locals>.clean"),
-        ("Data.clean.<locals>.<listcomp>.<listcomp>", "Data.clean"),
-        ("make.<locals>.clean", "make.<locals>.clean"),
-    ],
-)
-def test_a_comprehension_is_of_the_function_around_it(name: str, function: str) -> None:
-    assert function_of(name) == function
+def test_methods_of_one_name_are_different_functions(tmp_path: Path) -> None:
+    source = "".join(
+        f"class {name}:\n    def __call__(self, image):\n        for row in image:\n            {result} = row * 2\n"
+        for name, result in (("Crop", "total"), ("Noise", "other"))
+    )
+    source += "for batch in loader:\n    crop(batch)\n    noise(batch)\n    optimizer.step()\n"
+    built = SamplesBuilder(tmp_path, source)
+    built.step()
+    for _ in range(100):
+        built.look("optimizer.step()", below=("torch/optim/adam.py:step",), ms=4)
+        built.look("crop(batch)", "total", ms=3)
+        built.look("noise(batch)", "other", ms=3)
+        built.step()
+    first, second = found(built, operators=0.4)
+    assert {"(lines 3-4)" in first.message, "(lines 3-4)" in second.message} == {True, False}
+    assert {"(lines 7-8)" in first.message, "(lines 7-8)" in second.message} == {True, False}
 
 
 def test_collections_are_of_the_loop_that_makes_objects(tmp_path: Path) -> None:

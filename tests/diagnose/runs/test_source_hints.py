@@ -88,6 +88,28 @@ def test_what_the_recording_saw_of_it_is_the_same_finding(tmp_path: Path) -> Non
     assert seen.cost.share_low == 0.6
 
 
+@pytest.mark.parametrize(("line", "stays"), [(3, False), (4, True)])
+def test_a_line_of_python_is_explained_within_its_loop_but_not_by_all_of_the_steps(
+    tmp_path: Path, line: int, stays: bool
+) -> None:
+    source = "for batch in loader:\n    for row in batch:\n        total += row\n    seen = -1 in history\n    step()\n"
+    built = SamplesBuilder(tmp_path, source)
+    for _ in range(40):
+        built.look("step()", below=(OP,), ms=4)
+        built.look("seen =", ms=6)
+        built.step()
+    loop = built.loop(boundary="step()")
+    assert loop is not None
+    hot, other = copied("HST114", 0.0, line), copied("KRN072", 0.0, {3: 2, 4: 5}[line])
+    assert hot.cost is not None
+    findings = [replace(found, cost=replace(hot.cost, high_ms=5.0, share_high=0.5)) for found in (hot, other)]
+    where = [str(tmp_path)]
+    left = with_source(
+        findings, built.samples(), where, on_device=False, judged=(), timed=[(loop, 10.0)], view=built.view
+    )
+    assert ("HST114" in {found.code for found in left}) == stays
+
+
 NORMS = """\
 import torch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -108,7 +107,6 @@ WAITS, OWN, AS_FAST, ENOUGH = 0.1, 0.5, 0.5, 0.1
 """Of a step, the wait for a device from which on steps may grow by it; of the growth, what must be the host's own then;
 or how fast the recorded work must grow, beside the steps; and what other lines must take to tell of the machine."""
 MAX_STACK = 6
-_COMPREHENSION = re.compile(r"((\.<locals>)?\.<(?!locals>)\w+>)+$")
 _MODEL = ("torch/nn/modules/module.py", "torch/autograd/", "torch/optim/", "torch/_dynamo/", "torch/utils/data/")
 """A module, a backward pass, an optimizer or a loader: what a step is for."""
 BEYOND = 1.2
@@ -116,10 +114,10 @@ BEYOND = 1.2
 
 
 class _Around(NamedTuple):
-    """The outermost loop in the innermost function that has one; ``helper`` : the function, if the steps call it."""
+    """The outermost loop in the innermost function that has one; ``helper`` : that one's line, if the steps call it."""
 
     file: str
-    helper: str
+    helper: int
     first: int
     last: int
 
@@ -159,7 +157,7 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
     for item in loop.seen:
         if not item.chain or item.kind in ("torchtriage", "imports", "compilation"):
             continue
-        around, fix = _outermost_loop(item)
+        around, fix = _outermost_loop(item, view)
         if around is not None:
             in_loops[around] += item.weight_ns
         part = 1.0
@@ -186,7 +184,7 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
         if sum(item.weight_ns * part for item, part, _ in samples) < MOSTLY * in_loops[around]:
             continue
         # a function is rewritten as a whole; what stands beside the steps is work of many kinds
-        key: tuple[object, ...] = (PYTHON_LOOP.code, around.file, around.helper or around.first)
+        key: tuple[object, ...] = (PYTHON_LOOP.code, around.file, around.helper or -around.first)
         group = groups.setdefault(key, _Group(PYTHON_LOOP, IN_PYTHON, loop_file=around.file))
         group.loop_lines.add((around.first, around.last))
         for item, part, fix in samples:
@@ -210,12 +208,7 @@ def hot_lines(loop: SampledLoop, view: SourceView, step_ms: float) -> tuple[Find
     return tuple(sorted(found, key=rank_order))
 
 
-def function_of(name: str) -> str:
-    """Return the full name of the function that a comprehension is written in; of others, their own."""
-    return _COMPREHENSION.sub("", name)
-
-
-def _outermost_loop(item: Seen) -> tuple[_Around | None, Fix | None]:
+def _outermost_loop(item: Seen, view: SourceView) -> tuple[_Around | None, Fix | None]:
     """Return the loop that a sample is in, if any, and what to do if it computes by element there."""
     if not item.loops:
         return None, None
@@ -224,9 +217,11 @@ def _outermost_loop(item: Seen) -> tuple[_Around | None, Fix | None]:
     outermost = mine[-1]
     fix = None if not any(map(elementwise, mine)) else ROUNDS if any(map(sequential, mine)) else ELEMENTS
     last = outermost.end_lineno or outermost.lineno
-    functions = {(inside.file, function_of(inside.function)) for inside in (position, item.chain[-1])}
-    helper = function_of(position.function) if len(functions) > 1 else ""
-    return _Around(position.file, helper, outermost.lineno, last), fix
+    helper, beside = (
+        (place.file, view.function(place.file, line))
+        for place, line in ((position, outermost.lineno), (item.chain[-1], item.chain[-1].line))
+    )
+    return _Around(position.file, 0 if helper == beside else helper[1], outermost.lineno, last), fix
 
 
 def _note(

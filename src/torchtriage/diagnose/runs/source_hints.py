@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
 
@@ -93,7 +93,8 @@ def with_source(
             alone.setdefault((hint.code, frame.file, frame.function), []).append(hint)
     for hints in alone.values():
         out = _with_hints(out, hints, timed, held, view)
-    return tuple(_without_repeats(out, view))
+    steps = {(file_name(loop.place.file), loop.place.line) for loop, _ in timed if loop.place is not None}
+    return tuple(_without_repeats(out, steps, view))
 
 
 def _with_hints(
@@ -202,20 +203,20 @@ def _statement(frame: Frame, view: SourceView) -> set[int]:
     return found
 
 
-def _without_repeats(findings: Sequence[Finding], view: SourceView) -> Iterator[Finding]:
+def _without_repeats(findings: Sequence[Finding], steps: Set[tuple[str, int]], view: SourceView) -> Iterator[Finding]:
     """Yield the findings without those that say only "Python" or "this line" of what another one explains.
 
-    That is a loop, or one of the lines of a problem that has several.
+    That is a loop, but not one of the ``steps``, or one of the lines of a problem that has several.
     """
     named: dict[tuple[str, int], float] = {}
     for finding in findings:
         if finding.code not in UNNAMED and finding.cost is not None and finding.cost.high_ms > 0:
-            for place in _loops(finding, view) | _lines(finding):
+            for place in (_loops(finding, view) - steps) | _lines(finding):
                 named[place] = max(named.get(place, 0.0), finding.cost.low_ms)
     for finding in findings:
         low_ms = finding.cost.low_ms if finding.cost is not None else 0.0
         if finding.code in UNNAMED:
-            places = _loops(finding, view) | _lines(finding)
+            places = (_loops(finding, view) - steps) | _lines(finding)
             if any(2 * named.get(place, -1.0) >= low_ms for place in places):
                 continue
         yield finding

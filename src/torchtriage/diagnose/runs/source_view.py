@@ -38,6 +38,7 @@ class SourceView:
         self._sources = sources
         self.loops = lru_cache(maxsize=None)(self._loops)
         self.call = lru_cache(maxsize=None)(self._call)
+        self.function = lru_cache(maxsize=None)(self._function)
         self.sleeps = lru_cache(maxsize=None)(self._sleeps)
         self.statement = lru_cache(maxsize=None)(self._statement)
         self.made = lru_cache(maxsize=None)(self._made)
@@ -64,6 +65,11 @@ class SourceView:
             if found.tree is not None and 0 < line <= len(found.lines):
                 return found.lines[line - 1].strip()
         return ""
+
+    def _function(self, file: str, line: int) -> int:
+        """Return the first line of the innermost function around a line; 0 outside of any."""
+        kinds = ast.FunctionDef | ast.AsyncFunctionDef
+        return max((_begins(node) for node in self._around(file, line) if isinstance(node, kinds)), default=0)
 
     def assigned(self, file: str, first_line: int, name: str) -> int:
         """Return the first line of a function that gives a variable a value; 0 without one."""

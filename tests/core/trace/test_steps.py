@@ -283,6 +283,15 @@ def test_slower_steps_before_a_graph_is_captured_are_warm_up(
     assert left_out == ("as the first", *("as the warm-up of a graph",) * n_warm, *("",) * (7 - n_warm))
 
 
+@pytest.mark.parametrize(("every", "n_first_use"), [(100, 0), (10, 12)], ids=["all the time", "at the start"])
+def test_modules_that_are_loaded_all_the_time_are_no_first_use(every: int, n_first_use: int) -> None:
+    builder = TraceBuilder().op("aten::mm", 0, 1200)
+    for number in range(12):
+        builder.call("cuModuleLoadData", every * number, 4)
+    builder.launch(1190, 5, 1200, 5, "gemm")
+    assert len(builder.build().first_use) == n_first_use
+
+
 def test_the_window_leaves_out_the_profilers_own_rows() -> None:
     builder = TraceBuilder().op("aten::mm", 100, 50.5)
     builder.event("PyTorch Profiler (0)", "Trace", 0, 900, pid="Spans", tid="x")
@@ -435,11 +444,11 @@ def test_first_use_is_a_slow_call_that_does_not_wait() -> None:
 def test_calls_that_load_modules_are_first_use_however_short() -> None:
     builder = TraceBuilder().op("aten::add", 0, 10.5)
     for at, name in enumerate(
-        ("cuModuleGetLoadingMode", "cuLibraryLoadData", "hipModuleLoadData", "cuLibraryGetKernel")
+        ("cuModuleGetLoadingMode", "cudaLibraryLoadData", "hipModuleLoadData", "cuLibraryGetKernel")
     ):
         builder.call(name, 100 * at, 50)
     loads = first_use(builder.build())
-    assert [builder.build().name_of(load) for load in loads.tolist()] == ["cuLibraryLoadData", "hipModuleLoadData"]
+    assert [builder.build().name_of(load) for load in loads.tolist()] == ["cudaLibraryLoadData", "hipModuleLoadData"]
 
 
 def test_a_call_that_is_always_slow_is_no_first_use() -> None:

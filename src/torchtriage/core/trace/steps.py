@@ -29,7 +29,7 @@ COMPILES = (
     r"|^bytecode_tracing|^backend_compile|^inductor_compile|compile_file|^async_compile"
 )
 _FIRST_USE = r"Lazy Function Loading|Runtime Triggered Module Loading"
-_LOADS = r"^(cu|hip)(Module|Library)Load"
+_LOADS = r"^(cu|cuda|hip)(Module|Library)Load"
 _FLUSH = r"^CUDA profiling data flush"
 """What Nsight Systems does as it stops, and the calls that it makes meanwhile."""
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
@@ -244,12 +244,22 @@ def first_use(trace: Trace) -> Ints:
     They happen once per process or shape, so a window that holds them measures no steady state.
     """
     marked = trace.matching(f"{COMPILES}|{_FIRST_USE}", Kind.ANNOTATION, Kind.OP, Kind.OVERHEAD)
-    marked |= trace.matching(_LOADS, Kind.RUNTIME)
+    marked[_loads(trace)] = True
     marked[slow_calls(trace)] = True
     rows = np.flatnonzero(marked)
     # a call over a busy device waits for it
     busy = intervals.covered(trace.spans_of(rows), trace.time_of(np.flatnonzero(trace.works)))
     return rows[(trace.kind[rows] != Kind.RUNTIME) | (2 * busy < trace.dur_ns[rows])]
+
+
+def _loads(trace: Trace) -> Ints:
+    """Return the calls that load modules, unless the program does so all the time: in each quarter of the recording."""
+    rows = np.flatnonzero(trace.matching(_LOADS, Kind.RUNTIME))
+    hosts = trace.start_ns[trace.hosts]
+    if len(rows) < FIRST_USES:
+        return rows
+    quarter = (trace.start_ns[rows] - hosts.min()) * 4 // max(int(np.ptp(hosts)), 1)
+    return rows if len(distinct(np.minimum(quarter, 3))) < 4 else rows[:0]
 
 
 def slow_calls(trace: Trace) -> Ints:

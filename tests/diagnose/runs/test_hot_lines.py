@@ -251,25 +251,41 @@ def test_methods_of_one_name_are_different_functions(tmp_path: Path) -> None:
         built.look("noise(batch)", "other", ms=3)
         built.step()
     first, second = found(built, operators=0.4)
+    assert {"called from line 10" in first.message, "called from line 10" in second.message} == {True, False}
     assert {"(lines 3-4)" in first.message, "(lines 3-4)" in second.message} == {True, False}
     assert {"(lines 7-8)" in first.message, "(lines 7-8)" in second.message} == {True, False}
 
 
-def test_collections_are_of_the_loop_that_makes_objects(tmp_path: Path) -> None:
+def test_a_method_is_called_by_the_one_of_the_same_name_around_it(tmp_path: Path) -> None:
+    source = "def forward(inner):\n    for row in inner:\n        total = row * 2\n"
+    source += "def forward(outer):\n    inner = before(outer)\n"
+    source += "for batch in loader:\n    out = model(batch)\n    optimizer.step()\n"
+    built = SamplesBuilder(tmp_path, source)
+    built.step()
+    for _ in range(100):
+        built.look("optimizer.step()", below=("torch/optim/adam.py:step",), ms=4)
+        built.look("out =", "inner =", "total", ms=6)
+        built.step()
+    assert "called from line 5" in found(built, operators=0.4)[0].message
+
+
+@pytest.mark.parametrize(("collecting", "says"), [(1, "one operation on the whole array"), (2, "gc.freeze()")])
+def test_collections_are_of_the_loop_that_makes_objects(tmp_path: Path, collecting: int, says: str) -> None:
     collected = ("torchtriage/core/record/stack_sampler.py:_collected",)
     built = SamplesBuilder(tmp_path, SOURCE)
     built.step()
     for _ in range(100):
         built.look("optimizer.step()", below=("torch/optim/adam.py:step",), ms=5)
-        built.look("clean(batch)", "total = value", ms=2)
-        built.look("clean(batch)", "total = value", below=collected, ms=1)
+        built.look("clean(batch)", "total = value", ms=3 - collecting)
+        built.look("clean(batch)", "total = value", below=collected, ms=collecting)
         built.look("total = len(batch)", below=collected, ms=2)
         built.step()
     (finding,) = found(built)
     assert "a loop element by element (lines 2-4) takes 3.00 ms of 10.0 ms per step" in finding.message
-    assert "33 % of it in the garbage collector" in finding.message
+    assert f"{round(100 * collecting / 3)} % of it in the garbage collector" in finding.message
+    assert says in finding.fix.text
     assert finding.cost is not None
-    assert finding.cost.low_ms <= 2.0 * 0.75
+    assert finding.cost.low_ms <= (3 - collecting) * 0.75
 
 
 def test_a_library_that_sleeps_is_no_python(tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ ELEMENTS = Fix(
 ROUNDS = Fix(
     "Each iteration needs the previous result: let it work on all rows or samples of the batch at once.", link=_GUIDE
 )
+COLLECTED = Fix(
+    "Call gc.freeze() once what stays alive is built, so that the collector no longer goes through it; then make fewer"
+    " objects here.",
+    "gc.collect(); gc.freeze()  # before the loop",
+    "https://docs.python.org/3/library/gc.html#gc.freeze",
+)
 HOT_LINE = Cause(
     "HST114",
     "hot-line",
@@ -259,10 +265,9 @@ def _count(group: _Group, item: Seen, weight: float, part: float) -> None:
     group.examples.setdefault(line, item)
     entry = item.look.below[-1].of_module if item.look.below else ""
     group.words[line, item.call or entry] += round(weight)
-    function = line_of(item.chain[0])[:2]  # with its comprehensions
-    caller = next((position for position in item.chain[1:] if line_of(position)[:2] != function), None)
-    if caller is not None:
-        group.callers[caller] += round(weight)
+    function = next((at for at, position in enumerate(item.chain) if not position.name.startswith("<")), 0)
+    if function + 1 < len(item.chain):  # what calls the function that a comprehension is in
+        group.callers[item.chain[function + 1]] += round(weight)
 
 
 def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: SampledLoop) -> Finding:
@@ -285,7 +290,7 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
         "lines": [number for number, _ in group.lines.most_common(5)],
         **({"calls": [word for word in calls[:4] if word]} if called else {}),
     }
-    fix = _by_element(group)
+    fix = COLLECTED if 2 * group.collected_ns > group.weight_ns else _by_element(group)
     cause = group.cause if fix is None else replace(group.cause, fix=fix)
     rests = f"share of {format_count(n_looks, 'stack sample')}"
     most, beside = share, ""

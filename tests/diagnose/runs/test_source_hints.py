@@ -88,9 +88,9 @@ def test_what_the_recording_saw_of_it_is_the_same_finding(tmp_path: Path) -> Non
     assert seen.cost.share_low == 0.6
 
 
-@pytest.mark.parametrize(("line", "stays"), [(3, False), (4, True)])
+@pytest.mark.parametrize(("line", "code", "stays"), [(3, "KRN072", False), (3, "HST021", True), (4, "KRN072", True)])
 def test_a_line_of_python_is_explained_within_its_loop_but_not_by_all_of_the_steps(
-    tmp_path: Path, line: int, stays: bool
+    tmp_path: Path, line: int, code: str, stays: bool
 ) -> None:
     source = "for batch in loader:\n    for row in batch:\n        total += row\n    seen = -1 in history\n    step()\n"
     built = SamplesBuilder(tmp_path, source)
@@ -100,7 +100,7 @@ def test_a_line_of_python_is_explained_within_its_loop_but_not_by_all_of_the_ste
         built.step()
     loop = built.loop(boundary="step()")
     assert loop is not None
-    hot, other = copied("HST114", 0.0, line), copied("KRN072", 0.0, {3: 2, 4: 5}[line])
+    hot, other = copied("HST114", 0.0, line), copied(code, 0.0, {3: 2, 4: 5}[line])
     assert hot.cost is not None
     findings = [replace(found, cost=replace(hot.cost, high_ms=5.0, share_high=0.5)) for found in (hot, other)]
     where = [str(tmp_path)]

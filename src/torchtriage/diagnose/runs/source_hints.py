@@ -33,6 +33,8 @@ GROWING = "HST106"
 """What is everything so far is worked on by all that reads it."""
 PYTHON_LOOP = "HST020"
 UNNAMED = (PYTHON_LOOP, "HST114")
+GARBAGE = "HST021"
+"""Explains no loop: its objects are what is collected."""
 """Codes that say where the time is, and not why."""
 RECORDED = frozenset({"SYN003", "DAT018"})
 """What a program may need, and costs nothing while other work hides it: a recording that was checked for it tells."""
@@ -210,7 +212,7 @@ def _without_repeats(findings: Sequence[Finding], steps: Set[tuple[str, int]], v
     """
     named: dict[tuple[str, int], float] = {}
     for finding in findings:
-        if finding.code not in UNNAMED and finding.cost is not None and finding.cost.high_ms > 0:
+        if finding.code not in (*UNNAMED, GARBAGE) and finding.cost is not None and finding.cost.high_ms > 0:
             for place in (_loops(finding, view) - steps) | _lines(finding):
                 named[place] = max(named.get(place, 0.0), finding.cost.low_ms)
     for finding in findings:

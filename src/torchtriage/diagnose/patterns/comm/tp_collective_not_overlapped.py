@@ -119,12 +119,10 @@ def _unpaired(trace: Trace, found: Collectives, pick: Mask) -> Mask:
 
 def _opaque(trace: Trace) -> Ints:
     """Return the operators other than PyTorch's that launch products or experts."""
-    ops = [np.empty(0, np.int64)]
-    for device in trace.devices[:1]:
-        multiplies = np.isin(categories(device), [CATEGORIES.index(GEMM), CATEGORIES.index(MOE)])
-        ops.append(trace.links.op[device.rows[multiplies]])
-    found = distinct(np.concatenate(ops))
-    return found[(found >= 0) & ~trace.matches(found, r"^aten::")]
+    products = [CATEGORIES.index(GEMM), CATEGORIES.index(MOE)]
+    rows = [device.rows[np.isin(categories(device), products)] for device in trace.devices[:1]]
+    ops = distinct(np.concatenate([np.empty(0, np.int64), *(trace.links.op[row] for row in rows)]))
+    return ops[(ops >= 0) & ~trace.matches(ops, r"^aten::")]
 
 
 def _one_each(trace: Trace, found: Collectives, unpaired: Mask) -> Claim:

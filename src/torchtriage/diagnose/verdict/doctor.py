@@ -320,37 +320,23 @@ def _missing_kernels(trace: Trace) -> Iterator[Note]:
         return
     share = int(intervals.covered(spans, trace.devices[0].busy).sum()) / wait
     or_peers = ", or the GPU waits for other ranks" if (trace.origin.world_size or 1) > 1 else ""
-    seen = f"the host waits {format_ns(wait)} for the GPU while only {format_share(share)} of that shows GPU work"
-    evidence = {"wait_ns": wait, "busy_share": round(share, 4)}
-    if _has_all_work(trace, blind):
-        yield Note(
-            "late-waits",
-            "warn",
-            f"{seen}, although all it had launched is in the file: something else keeps the GPU or the call"
-            f" busy{or_peers}, and no finding covers these waits",
-            "record after a warm-up, while no other process uses the machine or its GPU",
-            evidence,
-        )
-        return
+    launches = trace.links.launch_calls
+    graphs = (launches & trace.matching("GraphLaunch")).any()
+    if launches.sum() >= MIN_LAUNCHES and not graphs and not trace.links.lost.any():
+        why = ", and every launch has its row: something else keeps the GPU or the call busy"
+        fix = "record after a warm-up, while no other process uses the GPU"
+    else:
+        why = ": rows are missing"
+        fix = "record whole steps without filtering"
+        fix += "; graph kernels need CUPTI's graph support (torch 2.1 or newer)" * (trace.origin.vendor == "cuda")
     yield Note(
         "missing-kernels",
         "warn",
-        f"{seen}: rows are missing{or_peers}, so idle time here proves nothing",
-        "record whole steps without filtering"
-        + "; graph kernels need CUPTI's graph support (torch 2.1 or newer)" * (trace.origin.vendor == "cuda"),
-        evidence,
+        f"the host waits {format_ns(wait)} for the GPU while only {format_share(share)} of that"
+        f" shows GPU work{why}{or_peers}, so idle time here proves nothing",
+        fix,
+        {"wait_ns": wait, "busy_share": round(share, 4)},
     )
-
-
-def _has_all_work(trace: Trace, blind: NDArray[np.bool_]) -> bool:
-    """Return whether all that was launched between each of these waits and the wait before is in the file."""
-    launches = trace.links.launch_calls
-    if launches.sum() < MIN_LAUNCHES or (launches & trace.matching("GraphLaunch")).any():
-        return False
-    waits, lost = trace.waits, np.sort(trace.start_ns[trace.links.lost])
-    ends = np.sort(waits.end_ns)
-    before = np.append(ends, -1)[np.searchsorted(ends, waits.start_ns[blind], "right") - 1]
-    return bool((np.searchsorted(lost, before) == np.searchsorted(lost, waits.end_ns[blind])).all())
 
 
 def _orphans(trace: Trace) -> Iterator[Note]:

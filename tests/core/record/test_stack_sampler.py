@@ -146,19 +146,26 @@ class Caller:
             helper(values)  # here
         return None
 
+    def skips(self, values: list[int]) -> object:
+        if not values:
+            values = sorted(values)
+        return helper(values)  # here
+
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="before 3.11, Python tells no places")
-@pytest.mark.parametrize("method", ["indexes", "within", "returned", "called_back", "iterates", "branches"])
+@pytest.mark.parametrize("method", ["indexes", "within", "returned", "called_back", "iterates", "branches", "skips"])
 def test_the_time_before_a_function_begins_is_at_the_line_of_the_work(method: str) -> None:
     function = getattr(Caller, method)
     code = function.__code__
     calls = [step.offset for step in dis.get_instructions(code) if step.opname in ("CALL", "CALL_KW")]
-    (_, name, _, line, *_), *_ = [
+    ((_, name, _, line, _, column, end_column), *_) = [
         stack_sampler._frame(*frame) for frame in stack_sampler._frames(((helper.__code__, -1), (code, calls[-1])))
     ]
     lines, first = inspect.getsourcelines(function)
     assert name.endswith(method)
     assert line == first + next(at for at, text in enumerate(lines) if text.endswith("# here\n"))
+    # at no call of a name that a decorator, a callback or a branch may have nothing to do with
+    assert (column == end_column) == (method in ("called_back", "branches", "skips"))
 
 
 def test_a_jump_back_is_at_a_line_of_its_loop() -> None:

@@ -260,36 +260,28 @@ def test_steps_go_on_where_the_device_rows_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "captured", "n_warm"),
+    ("lengths", "work", "captured", "n_warm"),
     [
-        ((9, 15, 15, 15, 8, 8, 8, 8), 3, 3),
-        ((9, 15, 15, 15, 8, 8, 8, 8), 7, 0),
-        ((9, 8, 8, 8, 8, 8, 8, 8), 3, 0),
-        ((9, 15, 15, 15, 15, 15, 8, 8), 5, 0),
+        ((9, 15, 15, 15, 8, 8, 8, 8), 5, 3, 3),
+        ((9, 15, 15, 15, 8, 8, 8, 8), 5, 7, 0),
+        ((9, 8, 8, 8, 8, 8, 8, 8), 5, 3, 0),
+        ((9, 15, 15, 15, 15, 15, 8, 8), 5, 5, 0),
+        ((9, 15, 15, 15, 8, 8, 8, 8), 12, 3, 0),
     ],
-    ids=["slower before", "captured to the end", "as fast before", "few after"],
+    ids=["slower before", "captured to the end", "as fast before", "few after", "more work before"],
 )
 def test_slower_steps_before_a_graph_is_captured_are_warm_up(
-    lengths: tuple[int, ...], captured: int, n_warm: int
+    lengths: tuple[int, ...], work: int, captured: int, n_warm: int
 ) -> None:
     builder, at = TraceBuilder(), 0
     for number, length in enumerate(lengths):
         builder.step(number, 1000 * at, 1000 * length).op("aten::mm", 1000 * at + 10, 50)
-        builder.launch(1000 * at + 20, 5, 1000 * at + 30, 500, "gemm")
+        builder.launch(1000 * at + 20, 5, 1000 * at + 30, 1000 * (work if number <= captured else 5), "gemm")
         if number == captured:
             builder.call("cudaStreamBeginCapture", 1000 * at + 100, 5)
         at += length
     left_out = builder.build().steps.left_out
     assert left_out == ("as the first", *("as the warm-up of a graph",) * n_warm, *("",) * (7 - n_warm))
-
-
-@pytest.mark.parametrize(("every", "n_first_use"), [(100, 0), (10, 12)], ids=["all the time", "at the start"])
-def test_modules_that_are_loaded_all_the_time_are_no_first_use(every: int, n_first_use: int) -> None:
-    builder = TraceBuilder().op("aten::mm", 0, 1200)
-    for number in range(12):
-        builder.call("cuModuleLoadData", every * number, 4)
-    builder.launch(1190, 5, 1200, 5, "gemm")
-    assert len(builder.build().first_use) == n_first_use
 
 
 def test_the_window_leaves_out_the_profilers_own_rows() -> None:

@@ -26,7 +26,7 @@ import time
 from array import array
 from collections.abc import Callable
 from functools import cache
-from itertools import islice, starmap
+from itertools import islice, pairwise, starmap
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -312,17 +312,19 @@ def _begins(code: CodeType, at: int) -> bool:
 
 @cache
 def _last_work(code: CodeType, call: int, name: str) -> int | None:
-    """Return the last instruction before a call of this function that may take long; None where a branch comes first.
+    """Return the last instruction before a call of this function that may take long, if it is known.
 
-    Where C makes the call, as for a callback or a class, it is ``call``.
+    It is not where C or a decorator makes the call, and where what stands before may have been jumped over.
     """
     steps = [step for step in dis.get_instructions(code) if step.offset <= call]
     loads = (step for step in steps if step.argval == name and step.opname.startswith("LOAD_"))
     if not any(_start(step) == _start(steps[-1]) for step in loads):
-        return call
-    for step in reversed(steps[:-1]):
+        return None
+    for later, step in pairwise(reversed(steps)):
+        if later.is_jump_target or _BRANCH.match(step.opname):
+            return None
         if not _QUICK.match(step.opname):
-            return None if _BRANCH.match(step.opname) else step.offset
+            return step.offset
     return None
 
 

@@ -70,7 +70,8 @@ CAPTURES = r"StreamBeginCapture|StreamEndCapture|GraphInstantiate"
 MIN_PROGRAMS = 3
 """Fewer runs of a program are no loop."""
 WARM_UP_RATIO = 1.2
-"""Times as long as those after them, steps before the last capture of a graph warm up; at least half come after it."""
+"""Times as long as those after them, with no more work for the device, steps before the last capture of a graph warm
+up; at least half come after it."""
 FIRST, COMPILING, WARM_UP, LONG, NO_WORK = (
     "as the first",
     "for compiling or loading kernels",
@@ -244,22 +245,12 @@ def first_use(trace: Trace) -> Ints:
     They happen once per process or shape, so a window that holds them measures no steady state.
     """
     marked = trace.matching(f"{COMPILES}|{_FIRST_USE}", Kind.ANNOTATION, Kind.OP, Kind.OVERHEAD)
-    marked[_loads(trace)] = True
+    marked |= trace.matching(_LOADS, Kind.RUNTIME)
     marked[slow_calls(trace)] = True
     rows = np.flatnonzero(marked)
     # a call over a busy device waits for it
     busy = intervals.covered(trace.spans_of(rows), trace.time_of(np.flatnonzero(trace.works)))
     return rows[(trace.kind[rows] != Kind.RUNTIME) | (2 * busy < trace.dur_ns[rows])]
-
-
-def _loads(trace: Trace) -> Ints:
-    """Return the calls that load modules, unless the program does so all the time: in each quarter of the recording."""
-    rows = np.flatnonzero(trace.matching(_LOADS, Kind.RUNTIME))
-    hosts = trace.start_ns[trace.hosts]
-    if len(rows) < FIRST_USES:
-        return rows
-    quarter = (trace.start_ns[rows] - hosts.min()) * 4 // max(int(np.ptp(hosts)), 1)
-    return rows if len(distinct(np.minimum(quarter, 3))) < 4 else rows[:0]
 
 
 def slow_calls(trace: Trace) -> Ints:
@@ -516,10 +507,18 @@ def _left_out(trace: Trace, start: Ints, end: Ints, wall: Ints, alike: tuple[str
             why[late & (why == "")] = COMPILING
     captures = trace.start_ns[trace.matching(CAPTURES, Kind.RUNTIME)]
     before = start <= captures.max(initial=-1)
-    warm, steady = wall[before & (why == "")], wall[~before & (why == "")]
-    if len(warm) and 2 * len(steady) >= len(wall) and np.median(warm) > WARM_UP_RATIO * np.median(steady):
-        why[before & (why == "")] = WARM_UP
+    work = np.zeros(len(wall), np.int64)
+    if before.any():
+        work = intervals.covered(intervals.spans(start, end), trace.time_of(np.flatnonzero(trace.works)))
     kinds = np.array(alike or [""] * len(wall))
+    for kind in distinct(kinds[why == ""]).tolist():
+        mine = (kinds == kind) & (why == "")
+        warm, after = mine & before, mine & ~before
+        if not warm.any() or 2 * after.sum() < (kinds == kind).sum():
+            continue
+        slower, more = (np.median(of[warm]) > WARM_UP_RATIO * np.median(of[after]) for of in (wall, work))
+        if slower and not more:
+            why[warm] = WARM_UP
     for kind in distinct(kinds[why == ""]).tolist():
         mine = (kinds == kind) & (why == "")
         why[mine & (wall > OUTLIER * np.median(wall[mine]))] = LONG

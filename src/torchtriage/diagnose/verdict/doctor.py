@@ -93,7 +93,7 @@ def _content(trace: Trace) -> Iterator[Note]:
         if not _ROCPROF_PROCESSES.isdisjoint(trace.labels.values()):
             found = "results.json of rocprof (version 1 or 2), which rounds times down to whole microseconds"
             fix = f"record with its successor: {WAYS[ROCPD]}"
-        elif any(label.startswith("/device:") for label in trace.labels.values()):
+        elif any(label.startswith(("/device:", "/host:")) for label in trace.labels.values()):
             found = "the profile of JAX, TensorFlow or PyTorch/XLA as JSON, which lacks parts of it"
             fix = "pass the .xplane.pb file that was written next to it"
         yield Note("not-pytorch", "refuse", found, fix)

@@ -100,7 +100,7 @@ def test_an_all_reduce_after_each_product_is_one_too_many():
     assert "RowwiseParallel" in claim.fix.code
 
 
-@pytest.mark.parametrize("other", ["vllm::moe_forward", "_C::cutlass_scaled_mm", "machete::gemm"])
+@pytest.mark.parametrize("other", ["vllm::moe_forward", "_C::cutlass_scaled_mm", "aqlm::code1x16_matvec"])
 def test_an_operator_of_others_may_hold_the_second_product(other):
     (claim,) = find(job(products=1, other=other).build())
     assert "unpaired_per_step" not in claim.evidence

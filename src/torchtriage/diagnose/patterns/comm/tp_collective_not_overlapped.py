@@ -22,7 +22,7 @@ import numpy as np
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.collective_time import ENGINE, Collectives, find_collectives
-from torchtriage.core.trace.kernel_categories import CATEGORIES, GEMM, MOE, categories
+from torchtriage.core.trace.kernel_categories import CATEGORIES, GEMM, MOE, OTHER, categories
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns.base import Claim, Claims, Fix, Ints, Kind, Mask, Pattern, Trace
 from torchtriage.diagnose.patterns.comm._collectives import shorter
@@ -118,8 +118,8 @@ def _unpaired(trace: Trace, found: Collectives, pick: Mask) -> Mask:
 
 
 def _opaque(trace: Trace) -> Ints:
-    """Return the operators other than PyTorch's that launch products or experts."""
-    products = [CATEGORIES.index(GEMM), CATEGORIES.index(MOE)]
+    """Return the operators other than PyTorch's that launch products, experts, or what is not known."""
+    products = [CATEGORIES.index(category) for category in (GEMM, MOE, OTHER)]
     rows = [device.rows[np.isin(categories(device), products)] for device in trace.devices[:1]]
     ops = distinct(np.concatenate([np.empty(0, np.int64), *(trace.links.op[row] for row in rows)]))
     return ops[(ops >= 0) & ~trace.matches(ops, r"^aten::")]

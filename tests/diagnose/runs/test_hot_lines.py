@@ -285,7 +285,8 @@ def test_collections_are_of_the_loop_that_makes_objects(tmp_path: Path, collecti
     assert f"{round(100 * collecting / 3)} % of it in the garbage collector" in finding.message
     assert says in finding.fix.text
     assert finding.cost is not None
-    assert finding.cost.low_ms <= (3 - collecting) * 0.75
+    surely = 3.0 if says == "gc.freeze()" else 3.0 - collecting  # freezing gives the part of the collector back, too
+    assert finding.cost.low_ms <= surely * 0.75
 
 
 def test_a_library_that_sleeps_is_no_python(tmp_path: Path) -> None:

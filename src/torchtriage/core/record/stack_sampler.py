@@ -24,9 +24,10 @@ import sys
 import threading
 import time
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import cache
-from itertools import islice, pairwise, starmap
+from itertools import islice, starmap
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -41,8 +42,8 @@ from torchtriage.core.whole_files import replacing
 RESUME = dis.opmap.get("RESUME", 255)
 """The instruction that a function begins with, but for what sets up its frame; none has that number before 3.11."""
 _QUICK = re.compile(
-    r"LOAD_|STORE_(FAST|NAME|GLOBAL|DEREF)|PUSH_NULL|POP_TOP|COPY$|SWAP|NOP|PRECALL|KW_NAMES|EXTENDED_ARG|UNPACK_"
-    r"|BUILD_(TUPLE|LIST|MAP|SLICE)"
+    r"LOAD_|STORE_(?!SUBSCR)|DELETE_|PUSH_NULL|POP_TOP|COPY$|SWAP|NOP|PRECALL|KW_NAMES|EXTENDED_ARG|UNPACK_|BUILD_"
+    r"|MAKE_FUNCTION|GET_ITER|IMPORT_|IS_OP|UNARY_NOT|FORMAT_"
 )
 _BRANCH = re.compile(r".*JUMP|RESUME|RETURN|YIELD")
 SAMPLES = "samples-{}.json"
@@ -293,8 +294,8 @@ def samples_of(folder: Path, pid: int) -> Path:
 def _frames(stack: tuple[tuple[CodeType, int], ...]) -> list[tuple[CodeType, int, bool]]:
     """Return code and instruction of each frame, and whether it is only about to execute it.
 
-    Where a function of the user's begins or a generator goes on, the lock is handed over: the time before it was its
-    caller's, since indexing, arithmetic and the return of a function let nobody look.
+    Where a function of the user's begins, the lock is handed over: the time before it was its caller's, since indexing,
+    arithmetic and the return of a function let nobody look.
     """
     code, at = stack[0]
     frames = [(*frame, False) for frame in stack]
@@ -306,8 +307,7 @@ def _frames(stack: tuple[tuple[CodeType, int], ...]) -> list[tuple[CodeType, int
 
 
 def _begins(code: CodeType, at: int) -> bool:
-    units = code.co_code[::2]
-    return at // 2 <= units.find(RESUME) or units[at // 2] == RESUME  # without any, -1: what has not begun is there
+    return at // 2 <= code.co_code[::2].find(RESUME)  # without any, -1: what has not begun is there
 
 
 @cache
@@ -316,16 +316,27 @@ def _last_work(code: CodeType, call: int, name: str) -> int | None:
 
     It is not where C or a decorator makes the call, and where what stands before may have been jumped over.
     """
-    steps = [step for step in dis.get_instructions(code) if step.offset <= call]
-    loads = (step for step in steps if step.argval == name and step.opname.startswith("LOAD_"))
-    if not any(_start(step) == _start(steps[-1]) for step in loads):
+    steps = _instructions(code)[: bisect_right(_offsets(code), call)]
+    loads = (step for step in steps if name in (step.argval, getattr(step.argval, "co_name", None)))
+    if not any(step.opname.startswith("LOAD_") and _start(step) == _start(steps[-1]) for step in loads):
         return None
-    for later, step in pairwise(reversed(steps)):
+    for later, step, before in zip(steps[::-1], steps[-2::-1], steps[-3::-1], strict=False):
         if later.is_jump_target or _BRANCH.match(step.opname):
             return None
-        if not _QUICK.match(step.opname):
+        counts = step.opname == "BINARY_OP" and isinstance(before.argval, int | float)
+        if not counts and not _QUICK.match(step.opname):
             return step.offset
     return None
+
+
+@cache
+def _instructions(code: CodeType) -> list[dis.Instruction]:
+    return list(dis.get_instructions(code))
+
+
+@cache
+def _offsets(code: CodeType) -> list[int]:
+    return [step.offset for step in _instructions(code)]
 
 
 def _start(step: dis.Instruction) -> tuple[int | None, int | None]:

@@ -113,6 +113,7 @@ WAITS, OWN, AS_FAST, ENOUGH = 0.1, 0.5, 0.5, 0.1
 """Of a step, the wait for a device from which on steps may grow by it; of the growth, what must be the host's own then;
 or how fast the recorded work must grow, beside the steps; and what other lines must take to tell of the machine."""
 MAX_STACK = 6
+COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _MODEL = ("torch/nn/modules/module.py", "torch/autograd/", "torch/optim/", "torch/_dynamo/", "torch/utils/data/")
 """A module, a backward pass, an optimizer or a loader: what a step is for."""
 BEYOND = 1.2
@@ -265,9 +266,10 @@ def _count(group: _Group, item: Seen, weight: float, part: float) -> None:
     group.examples.setdefault(line, item)
     entry = item.look.below[-1].of_module if item.look.below else ""
     group.words[line, item.call or entry] += round(weight)
-    function = next((at for at, position in enumerate(item.chain) if not position.name.startswith("<")), 0)
-    if function + 1 < len(item.chain):  # what calls the function that a comprehension is in
-        group.callers[item.chain[function + 1]] += round(weight)
+    functions = [position for position in item.chain if position.name not in COMPREHENSIONS]
+    callers = (position for position in functions if position.first_line != functions[0].first_line)
+    if (caller := next(callers, None)) is not None:
+        group.callers[caller] += round(weight)
 
 
 def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: SampledLoop) -> Finding:
@@ -290,7 +292,7 @@ def _finding(group: _Group, share: float, step_ms: float, n_looks: int, loop: Sa
         "lines": [number for number, _ in group.lines.most_common(5)],
         **({"calls": [word for word in calls[:4] if word]} if called else {}),
     }
-    fix = COLLECTED if 2 * group.collected_ns > group.weight_ns else _by_element(group)
+    fix = COLLECTED if _mostly_collected(group) else _by_element(group)
     cause = group.cause if fix is None else replace(group.cause, fix=fix)
     rests = f"share of {format_count(n_looks, 'stack sample')}"
     most, beside = share, ""
@@ -326,8 +328,14 @@ def _gain(group: _Group) -> tuple[float, float]:
         return group.gain
     part = 1 - group.fixes[None] / group.fixes.total()
     low, high = (part * more + (1 - part) * less for more, less in zip(BY_ELEMENT, IN_PYTHON, strict=True))
-    # what the collector takes for all that is alive may fall on other objects then
-    return low * (1 - group.collected_ns / group.weight_ns), high
+    if not _mostly_collected(group):  # what the collector takes for all that is alive may fall on other objects then
+        low *= 1 - group.collected_ns / group.weight_ns
+    return low, high
+
+
+def _mostly_collected(group: _Group) -> bool:
+    """Whether most of a loop is the collector's work, which freezing gives back, too."""
+    return group.cause is PYTHON_LOOP and 2 * group.collected_ns > group.weight_ns
 
 
 def _stack(item: Seen) -> tuple[Frame, ...]:

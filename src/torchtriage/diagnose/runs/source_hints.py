@@ -33,9 +33,9 @@ GROWING = "HST106"
 """What is everything so far is worked on by all that reads it."""
 PYTHON_LOOP = "HST020"
 UNNAMED = (PYTHON_LOOP, "HST114")
+"""Codes that say where the time is, and not why."""
 GARBAGE = "HST021"
 """Explains no loop: its objects are what is collected."""
-"""Codes that say where the time is, and not why."""
 RECORDED = frozenset({"SYN003", "DAT018"})
 """What a program may need, and costs nothing while other work hides it: a recording that was checked for it tells."""
 ONE_BY_ONE = frozenset({"LCH102", "LCH107", "LCH109"})

@@ -138,7 +138,6 @@ class _Group:
     """Of it, in the garbage collector."""
     n_looks: float = 0.0
     lines: Counter[int] = field(default_factory=Counter)
-    first: Seen | None = None
     words: Counter[tuple[int, str]] = field(default_factory=Counter)
     """What each line calls."""
     callers: Counter[Position] = field(default_factory=Counter)

@@ -100,9 +100,15 @@ def looks(folder: Path, *, grows: str, n: int = 40) -> SamplesBuilder:
 
 @pytest.mark.parametrize(
     ("grows", "queue", "more", "n"),
-    [("pass", 0.4, 0.0, 0), ("pass", 0.4, 1.0, 1), ("Python", 0.4, 0.0, 1), ("pass", 0.0, 0.0, 1)],
+    [
+        ("pass", 0.4, 0.0, 0),
+        ("pass", 0.4, 1.0, 1),
+        ("Python", 0.4, 0.0, 1),
+        ("pass", 0.0, 0.0, 0),
+        ("pass", 0.0, 1.0, 1),
+    ],
 )
-def test_steps_that_wait_longer_and_longer_for_a_device_with_no_more_to_do_do_not_grow(
+def test_steps_grow_by_python_or_by_operators_that_have_more_to_do(
     tmp_path: Path, grows: str, queue: float, more: float, n: int
 ) -> None:
     built = looks(tmp_path, grows=grows)

@@ -109,9 +109,9 @@ RISES = 1.33
 SURELY_GROWN = 0.8
 """What part of the growth is surely saved: something of each step's own may grow, too."""
 FEWEST_TO_RISE = 12
-WAITS, OWN, AS_FAST, ENOUGH = 0.1, 0.5, 0.5, 0.1
+WAITS, OWN, AS_FAST = 0.1, 0.5, 0.5
 """Of a step, the wait for a device from which on steps may grow by it; of the growth, what must be the host's own then;
-or how fast the recorded work must grow, beside the steps; and what other lines must take to tell of the machine."""
+or how fast the recorded work must grow, beside the steps."""
 MAX_STACK = 6
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _MODEL = ("torch/nn/modules/module.py", "torch/autograd/", "torch/optim/", "torch/_dynamo/", "torch/utils/data/")
@@ -381,8 +381,8 @@ def _certainty(group: _Group) -> Certainty:
 def growing_step(loop: SampledLoop, samples: Samples, step_ms: float, traces: Sequence[Trace]) -> tuple[Finding, ...]:
     """Return a finding where steps take longer and longer, at the line whose time grows most.
 
-    Where a device is waited for, the first steps only fill its queue, and on a machine that others begin to use all
-    lines take longer: there, operators must have more to do.
+    Where a device is waited for, the first steps only fill its queue, and where other programs begin to use the
+    machine, operators on several threads take longer while Python does not: operators must have more to do.
     """
     times = [step.ns for step in samples.steady]
     if len(times) < FEWEST_TO_RISE:
@@ -404,7 +404,7 @@ def growing_step(loop: SampledLoop, samples: Samples, step_ms: float, traces: Se
     if more <= 0:
         return ()
     slope = (parts[2] - parts[0]) / (median(times) * (len(times) - third))
-    doubtful = _waits(loop, samples) or (bool(traces) and _everywhere(loop, middle, (file, function, line)))
+    doubtful = bool(traces) or _waits(loop, samples)
     if doubtful and not _own_growth(loop, middle) and work_growth(traces) < AS_FAST * slope:
         return ()
     item = examples[file, function, line]
@@ -431,17 +431,6 @@ def _waits(loop: SampledLoop, samples: Samples) -> bool:
     if loop.host is None:
         return bool(samples.torch.get("device"))
     return loop.host.for_results + loop.host.for_queue >= WAITS
-
-
-def _everywhere(loop: SampledLoop, middle_ns: int, line: tuple[str, str, int]) -> bool:
-    """Whether the other lines grow as well, by half as much of themselves as ``line`` or more."""
-    halves = {True: [0, 0], False: [0, 0]}
-    for item in loop.seen:
-        if item.chain and item.kind != "torchtriage":
-            halves[line_of(item.chain[0]) == line][item.look.begin_ns >= middle_ns] += item.weight_ns
-    (mine, others), whole = (halves[True], halves[False]), sum(map(sum, halves.values()))
-    grown, beside = (later / max(earlier, 1) - 1 for earlier, later in (mine, others))
-    return sum(others) >= ENOUGH * whole and beside >= AS_FAST * grown
 
 
 def _own_growth(loop: SampledLoop, middle_ns: int) -> bool:

@@ -15,7 +15,7 @@ from torchtriage.diagnose.runs.account import OPERATORS
 from torchtriage.diagnose.runs.causes import SLEEPING
 from torchtriage.diagnose.runs.hot_lines import growing_step, hot_lines
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step
-from torchtriage.diagnose.runs.source_view import elementwise, sequential
+from torchtriage.diagnose.runs.source_view import elementwise, for_all_rows, sequential
 from torchtriage.diagnose.runs.threads import rival_threads
 
 SOURCE = """\
@@ -589,6 +589,20 @@ def test_what_computes_element_by_element() -> None:
     assert elementwise(_loop("for i in range(9):\n  out[i] = 3"))
     assert elementwise(_loop("for value in values:\n  out.append(value * 2)"))
     assert not elementwise(_loop("for item in items:\n  item.run()"))
+
+
+@pytest.mark.parametrize(
+    ("body", "all_rows"),
+    [
+        ("last = x[rows, picked[:, t - 1]]\n    picked[:, t] = far(last)", True),
+        ("last = x[picked[t - 1]]\n    picked[:, t] = far(last)", False),
+        ("hidden = cell(x[..., t], hidden)", True),
+        ("hidden = cell(x[t], hidden)", False),
+        ("hidden = cell(hidden)", False),
+    ],
+)
+def test_what_is_done_for_all_rows(body: str, all_rows: bool) -> None:
+    assert for_all_rows(_loop(f"for t in steps:\n    {body}")) == all_rows
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from torchtriage.diagnose.runs.causes import FILES, PYTHON, READ_AHEAD, SAME_OR_
 from torchtriage.diagnose.runs.costs import counting_error, severity_of, share_cost
 from torchtriage.diagnose.runs.recorded_host import work_growth
 from torchtriage.diagnose.runs.samples import Position, Samples
-from torchtriage.diagnose.runs.source_view import SourceView, elementwise, sequential
+from torchtriage.diagnose.runs.source_view import SourceView, elementwise, for_all_rows, sequential
 from torchtriage.diagnose.runs.threads import paced
 
 MIN_SHARE, MIN_LOOKS = 0.03, 4
@@ -54,6 +54,12 @@ ELEMENTS = Fix(
 )
 ROUNDS = Fix(
     "Each iteration needs the previous result: let it work on all rows or samples of the batch at once.", link=_GUIDE
+)
+AT_ONCE = Fix(
+    "Each iteration needs the previous result, and works on all rows at once: make its body fewer calls, by"
+    " torch.compile where they are PyTorch's.",
+    "step = torch.compile(step)",
+    "https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
 )
 COLLECTED = Fix(
     "Call gc.freeze() once what stays alive is built, so that the collector no longer goes through it; then make fewer"
@@ -94,13 +100,19 @@ GROWING = Cause(
     PYTHON,
     "work that grows with the step",
     Fix("Keep running totals instead of the whole history, bound lists and caches, and remove hooks after use."),
-    looks="the steps' times rise from the first to the last, by a third or more; where they wait for a device, or"
-    " all lines take longer, the recorded operators, their inputs or the device's time rise, too.",
+    looks="the steps' times rise from the first to the last, by a third or more; what takes longer is Python's own"
+    " work, or the recorded operators, their inputs or the device's time rise, too.",
     slow="something is done for all that came before: a history, a list of hooks, a growing batch.",
     leave="the inputs themselves grow, as in a curriculum.",
 )
-BY_ELEMENT, IN_PYTHON = (0.75, 1.0), (0.3, 0.95)
-"""What parts of a loop its fix gives back, surely and at most: of one over elements, and of any other."""
+IN_PYTHON = (0.3, 0.95)
+GAINS: dict[Fix | None, tuple[float, float]] = {
+    ELEMENTS: (0.75, 1.0),
+    ROUNDS: (0.75, 1.0),
+    AT_ONCE: (0.0, 0.95),
+    None: IN_PYTHON,
+}
+"""What parts of a loop its fix gives back, surely and at most; without one, of any other loop of Python."""
 TOLD = 0.2
 """From this part of a loop on, the garbage collector's time is named."""
 MOSTLY = 0.6
@@ -221,7 +233,9 @@ def _outermost_loop(item: Seen, view: SourceView) -> tuple[_Around | None, Fix |
     position = item.loops[0][0]
     mine = [loop for other, loop in item.loops if other is position]
     outermost = mine[-1]
-    fix = None if not any(map(elementwise, mine)) else ROUNDS if any(map(sequential, mine)) else ELEMENTS
+    fix = None
+    if elements := [loop for loop in mine if elementwise(loop)]:
+        fix = ELEMENTS if not any(map(sequential, mine)) else AT_ONCE if all(map(for_all_rows, elements)) else ROUNDS
     last = outermost.end_lineno or outermost.lineno
     helper, beside = (
         (place.file, view.function(place.file, line))
@@ -325,8 +339,8 @@ def _gain(group: _Group) -> tuple[float, float]:
     """Return what parts of a group's time are surely and at most saved; of a loop, each sample counts by its own."""
     if not group.fixes:
         return group.gain
-    part = 1 - group.fixes[None] / group.fixes.total()
-    low, high = (part * more + (1 - part) * less for more, less in zip(BY_ELEMENT, IN_PYTHON, strict=True))
+    parts = {fix: weight / group.fixes.total() for fix, weight in group.fixes.items()}
+    low, high = (sum(part * GAINS[fix][end] for fix, part in parts.items()) for end in (0, 1))
     if not _mostly_collected(group):  # what the collector takes for all that is alive may fall on other objects then
         low *= 1 - group.collected_ns / group.weight_ns
     return low, high
@@ -353,7 +367,7 @@ def _message(group: _Group, function: str, file: str, took: str, called: str) ->
         first, last = min(first for first, _ in group.loop_lines), max(last for _, last in group.loop_lines)
         lines = f"line {first}" if first == last else f"lines {first}-{last}"
         lines += _of_another(group.loop_file, file)
-        kind = "element by element" if _by_element(group) else "in Python"
+        kind = "element by element" if _by_element(group) in (ELEMENTS, ROUNDS) else "in Python"
         loops, take = ("a loop", "takes") if len(group.loop_lines) == 1 else ("loops", "take")
         collected = group.collected_ns / group.weight_ns
         of_it = f", {format_share(collected)} of it in the garbage collector" if collected >= TOLD else ""

@@ -432,6 +432,19 @@ def elementwise(loop: Loop) -> bool:
     return False
 
 
+def for_all_rows(loop: Loop) -> bool:
+    """Whether what a loop's variable indexes holds all rows: ``x[:, t]``, ``x[..., t]``, ``x[rows, last[:, t]]``."""
+    if isinstance(loop, ast.While):
+        return False
+    names = {name for head in _heads(loop) for name in names_in(head.target)}
+    indexes = [
+        node.slice for node in ast.walk(loop) if isinstance(node, ast.Subscript) and names & names_in(node.slice)
+    ]
+    innermost = [index for index in indexes if not any(other in ast.walk(index) for other in indexes if other != index)]
+    parts = [index.elts if isinstance(index, ast.Tuple) else [] for index in innermost]
+    return bool(parts) and all(any(ast.unparse(item) in (":", "...") for item in items) for items in parts)
+
+
 def sequential(loop: Loop) -> bool:
     """Whether each round of a loop needs what the one before computed: a name is read before the round sets it.
 

@@ -73,3 +73,13 @@ for batch in train_loader:
     (finding,) = [one for one in lint_text(text, "train.py").findings if one.code == "LCH016"]
     assert finding.fix is not None
     assert finding.fix.text == fix.text
+
+
+def test_differences_of_all_pairs_are_at_every_line_that_works_on_them() -> None:
+    (finding,) = lint_text(
+        "import torch\nfor x in loader:\n    diff = x[:, None] - c[None]\n    d = (diff ** 2).sum(-1)\n"
+        "    d.mean().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    ).findings
+    frame = finding.place.frame
+    assert frame is not None
+    assert (finding.code, frame.line, frame.lines) == ("KRN102", 3, (3, 4))

@@ -49,9 +49,9 @@ def find(module: Module) -> Iterator[Hit]:
         given = call.node.args[0] if call.name and call.node.args else call.owner
         pairs = _pairs(module, given, call) if given is not None else None
         if pairs is not None:
-            yield Hit(
-                pairs, f"builds an element for each pair and dimension only to sum them: {text_of(pairs)}", call.attr
-            )
+            node, lines = pairs
+            message = f"builds an element for each pair and dimension only to sum them: {text_of(node)}"
+            yield Hit(node, message, call.attr, also=lines)
 
 
 def _over_last(call: SourceCall) -> bool:
@@ -63,10 +63,11 @@ def _over_last(call: SourceCall) -> bool:
     return whole_number(given) in (-1, 2, 3)
 
 
-def _pairs(module: Module, node: ast.expr, call: SourceCall) -> ast.BinOp | None:
-    """Return the difference or the product of all pairs that an expression is, powers taken off."""
+def _pairs(module: Module, node: ast.expr, call: SourceCall) -> tuple[ast.BinOp, tuple[int, ...]] | None:
+    """Return the difference or product of all pairs that an expression is, powers taken off, and the lines to it."""
     squared = False
     seat: ast.expr = call.node
+    lines = [seat.lineno]
     body = module.body(call.context.function)
     for _ in range(6):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
@@ -84,6 +85,7 @@ def _pairs(module: Module, node: ast.expr, call: SourceCall) -> ast.BinOp | None
             if len(made) != 1 or made[0].how != "=" or _reads(body, node.id) > _reads(seat, node.id):
                 return None
             node = seat = made[0].expression
+            lines.append(seat.lineno)
         else:
             break
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub | ast.Mult):
@@ -92,7 +94,7 @@ def _pairs(module: Module, node: ast.expr, call: SourceCall) -> ast.BinOp | None
     if squared != isinstance(node.op, ast.Sub):
         return None
     left, right = _new_axes(node.left), _new_axes(node.right)
-    return node if left and right and left != right else None
+    return (node, tuple(lines)) if left and right and left != right else None
 
 
 def _reads(body: ast.AST, name: str) -> int:

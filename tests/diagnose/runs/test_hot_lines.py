@@ -588,7 +588,9 @@ def test_what_a_round_needs_of_the_one_before() -> None:
 def test_what_computes_element_by_element() -> None:
     assert elementwise(_loop("for i in range(9):\n  out[i] = 3"))
     assert elementwise(_loop("for value in values:\n  out.append(value * 2)"))
+    assert elementwise(_loop("for t in range(9):\n  out[:, t] = cell(x[:, t])"))
     assert not elementwise(_loop("for item in items:\n  item.run()"))
+    assert not elementwise(_loop("for start in range(0, n, 32):\n  model(x[start : start + 32])"))
 
 
 @pytest.mark.parametrize(

@@ -416,7 +416,7 @@ def dotted(node: ast.expr) -> str:
 def elementwise(loop: Loop) -> bool:
     """Whether a loop's body computes on single elements: indexes by the loop's variable, or does arithmetic on it.
 
-    What is spread out as arguments (``turn(*sweeps[k])``) is an item of several parts.
+    What is spread out as arguments (``turn(*sweeps[k])``) is an item of several parts, and a slice is no element.
     """
     if isinstance(loop, ast.While):
         return False
@@ -424,10 +424,12 @@ def elementwise(loop: Loop) -> bool:
     bodies = loop.body if isinstance(loop, ast.For | ast.AsyncFor) else [loop]
     for body in bodies:
         spread = {part for node in ast.walk(body) if isinstance(node, ast.Starred) for part in ast.walk(node.value)}
+        sliced = {part for node in ast.walk(body) if isinstance(node, ast.Slice) for part in ast.walk(node)}
+        single = {node for node in ast.walk(body) if isinstance(node, ast.Name) and node.id in names} - sliced
         for node in ast.walk(body):
-            if isinstance(node, ast.Subscript) and names & names_in(node.slice) and node not in spread:
+            if isinstance(node, ast.Subscript) and node not in spread and single & set(ast.walk(node.slice)):
                 return True
-            if isinstance(node, ast.BinOp | ast.Compare | ast.AugAssign) and names & names_in(node):
+            if isinstance(node, ast.BinOp | ast.Compare | ast.AugAssign) and single & set(ast.walk(node)):
                 return True
     return False
 

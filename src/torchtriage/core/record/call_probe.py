@@ -4,7 +4,7 @@ For a step or two ``sys.setprofile`` reports the calls of one thread. Of each ca
 each module that they call, a digest of the inputs and of the result is kept: values of numbers and texts, shape, sum
 and up to a thousand elements of tensors and arrays. Each row of a module's first tensor gets its own digest, kept with
 some elements of the matching row of the result: a sliding window repeats most rows. Where a function of the user's
-returns, its tensors are looked at for subnormal numbers.
+returns, its tensors are looked at for subnormal numbers; where a module is called, for padding.
 Nothing of the script's is held.
 
 Standard library only; torch and numpy are looked up where the script has imported them.
@@ -23,7 +23,9 @@ from itertools import count
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeAlias
 
+from torchtriage.core.record.padded_texts import PaddingWatch
 from torchtriage.core.record.stacks import is_library, of_the_user
+from torchtriage.core.record.torch_modes import is_watched
 
 MOST_CALLS = 200
 """Calls of one function in a step whose inputs and results are read; more are counted."""
@@ -114,6 +116,7 @@ class CallProbe:
         self._n_calls: dict[tuple[Any, ...], int] = {}
         self._counted: dict[tuple[Any, ...], int] = {}  # of the last whole step
         self._subnormal: dict[tuple[str, int, str], Subnormal] = {}
+        self.padding = PaddingWatch()
         self._n_steps = self._n_backward = self._n_events = self._own_ns = 0
         self._incomplete = False
         self._until_ns = 0
@@ -183,10 +186,13 @@ class CallProbe:
                 self._passed_twice.add(self._last_module)
             self._n_backward += 1
             return
-        caller = frame.f_back
+        caller, given = frame.f_back, frame.f_locals
+        if kind == 2:
+            self.padding.look(given.get("self"), (given.get("args"), given.get("kwargs")), caller)
         if caller is None or (kind == 2 and is_library(caller.f_code.co_filename)):
+            self._own_ns += time.perf_counter_ns() - begun
             return
-        code, given = frame.f_code, frame.f_locals
+        code = frame.f_code
         name = getattr(code, "co_qualname", code.co_name)
         place = (code.co_filename, name, code.co_firstlineno)
         if kind == 2:
@@ -419,10 +425,3 @@ def _known_rows(rows: Rows, known: dict[tuple[int, int], Any]) -> float:
         pairs = zip(before, values, strict=False)
         same += len(before) > 0 and all(math.isclose(*pair, rel_tol=NEAR, abs_tol=TINY) for pair in pairs)
     return same / max(len(rows[0]), 1)
-
-
-def is_watched(torch: Any, device: str) -> bool:
-    """Return whether operators that run now become part of something: a trace, a mode's count, a CUDA graph."""
-    modes = (getattr(torch._C, f"_len_torch_{kind}_stack", int)() for kind in ("dispatch", "function"))
-    captures = device == "cuda" and torch.cuda.is_current_stream_capturing()
-    return captures or torch._C._get_tracing_state() is not None or any(modes)

@@ -1,6 +1,6 @@
 """In the script's process: what a few steps show that no recording holds.
 
-Calls that repeat with equal inputs, numbers too small to be fast, results and gradients that nobody uses.
+Calls that repeat with equal inputs, numbers too small to be fast, padding, results and gradients that nobody uses.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class StepEvidence:
         self._gradients: GradientWatch | None = None
         self._calls: list[dict[str, Any]] = []
         self._subnormal: list[dict[str, Any]] = []
+        self._padded: list[dict[str, Any]] = []
         self._operators: OperatorProbe | None = None
         self._unread: list[dict[str, Any]] = []
         self._repeated: list[dict[str, Any]] = []
@@ -48,6 +49,7 @@ class StepEvidence:
         if probe is not None:
             self._calls = probe.stop()[:MOST_CALLS]
             self._subnormal = probe.subnormal()
+            self._padded = probe.padding.facts()
 
     def begin_operators(self) -> None:
         """Note from here on what operators compute and read."""
@@ -101,6 +103,7 @@ class StepEvidence:
         return {
             "calls": self._calls,
             "subnormal": self._subnormal,
+            "padded": self._padded,
             "unread": self._unread,
             "repeated": self._repeated,
             "unused_gradients": self._unused_gradients,

@@ -19,10 +19,10 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchtriage.core.record.call_probe import is_watched
 from torchtriage.core.record.environment import process_rank
 from torchtriage.core.record.stacks import of_the_user, user_call
 from torchtriage.core.record.torch_hooks import may_compile
+from torchtriage.core.record.torch_modes import is_watched
 
 if TYPE_CHECKING:  # here only the script imports torch
     import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchtriage.diagnose.runs import backward_passes, configuration, hot_lines, threads, unread_results
+from torchtriage.diagnose.runs import backward_passes, configuration, hot_lines, padding, threads, unread_results
 from torchtriage.diagnose.runs.causes import CAUSES, Cause
 
 
@@ -16,6 +16,7 @@ def catalogue() -> tuple[Cause, ...]:
             threads.RIVAL,
             *configuration.CODES,
             *backward_passes.CODES,
+            padding.PADDED,
             unread_results.UNREAD,
         )
         if cause.page

@@ -45,6 +45,7 @@ from torchtriage.diagnose.runs.loaders import (
 )
 from torchtriage.diagnose.runs.memory_growth import CODE as LEAK
 from torchtriage.diagnose.runs.memory_growth import growing_memory, growth_per_step, with_graph_cost
+from torchtriage.diagnose.runs.padding import padding
 from torchtriage.diagnose.runs.recorded_host import host_shares, long_operators
 from torchtriage.diagnose.runs.repeated_calls import repeated_calls
 from torchtriage.diagnose.runs.repeated_values import repeated_values
@@ -110,6 +111,7 @@ def with_samples(
         found += restarted_workers(loop, step_ms)
         found += rival_threads(loop, samples, view, step_ms)
         found += backward_passes(recording, samples, loop, view, step_ms)
+        found += padding(recording, loop, step_ms, on_device=bool(samples.torch.get("device")))
         found += unread_results(recording.measured.get("unread") or (), roots, loop, step_ms)
     found += growing_memory(samples, growth, step_ms)
     known = _cautious(result, recording).findings

@@ -45,6 +45,9 @@ CLOCK = "MSR034"
 LOADED = ("DAT018", "DAT019", "MEM029")
 """What is seen where batches are fetched or memory grows, and mended where the source says: one place each."""
 
+MADE_ELSEWHERE = ("DAT102",)
+"""What is seen at the call that gets it, and mended where the source makes it."""
+
 
 def with_source(
     findings: Sequence[Finding],
@@ -80,7 +83,8 @@ def with_source(
         at = next((finding for finding in same if _one_place(finding, hint)), None)
         if at is None and same and hint.code in LOADED and same[0].place.frame is None:
             at = same[0]
-        called = next((finding for finding in same if at is None and _calls(hint, finding)), None)
+        elsewhere = hint.code in MADE_ELSEWHERE
+        called = next((finding for finding in same if at is None and (elsewhere or _calls(hint, finding))), None)
         if called is not None:
             # the source says where it is mended: at the call, not in the function that is called
             place = replace(called.place, frame=frame, stack=(frame, *called.place.stack))

@@ -196,6 +196,16 @@ def test_communication_is_recognised_by_what_it_is_and_stays_itself_in_an_optimi
     assert of_all(builder.build()) == ["communication", "copy and layout"]
 
 
+def test_what_a_closure_launches_is_not_the_optimizers() -> None:
+    builder = TraceBuilder().annotation("Optimizer.step#Adam.step", 0, 100)
+    builder.op("aten::relu", 5, 20)
+    builder.launch(10, 5, 20, 10, ELEMENTWISE.format("CUDAFunctor_add"))
+    builder.op("autograd::engine::evaluate_function: ReluBackward0", 30, 30, tid=2)
+    builder.op("aten::add_", 70, 20)
+    builder.launch(75, 5, 85, 10, ELEMENTWISE.format("CUDAFunctor_add"))
+    assert of_all(builder.build()) == ["elementwise", "optimizer"]
+
+
 def test_a_kernel_without_a_name_of_its_own_is_what_its_operator_says() -> None:
     builder = TraceBuilder().op("triton_red_fused_sum_2", 0, 50)
     builder.launch(20, 5, 40, 30, "triton__0d1d2d3de")

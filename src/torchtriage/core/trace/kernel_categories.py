@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from torchtriage.core.trace.columns import Trace
 from torchtriage.core.trace.device import Device
+from torchtriage.core.trace.optimizer_steps import closures, optimizer_marks
 from torchtriage.core.trace.schema import Kind
 
 ATTENTION, GEMM, MOE, CONVOLUTION = "attention", "GEMM", "MoE", "convolution"
@@ -214,6 +215,8 @@ def _owners(trace: Trace, calls: NDArray[np.int32]) -> Codes:
         linked = np.flatnonzero(calls >= 0)
         each, which = np.unique(calls[linked], return_inverse=True)
         row = trace.tree.outermost(each, mask)
+        called = closures(trace).rows[each]
+        row[called] = trace.tree.outermost(each[called], mask & ~optimizer_marks(trace))
         out[linked] = np.where(row >= 0, rule[trace.name[row]], -1)[which]
     return out
 

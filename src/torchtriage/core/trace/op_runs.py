@@ -8,15 +8,16 @@ from torchtriage.core.arrays import Ints, Mask
 from torchtriage.core.trace import Kind, Trace
 
 
-def outer_ops(trace: Trace, inside: Mask | None = None) -> Ints:
+def outer_ops(trace: Trace, without: Mask | None = None) -> Ints:
     """Return the main thread's operators that are in no other operator, in time order.
 
-    ``inside`` : bool[n], host rows whose contents are left out as well.
+    ``without`` : bool[n], host rows that are left out as well.
     """
     is_op: Mask = trace.kind == Kind.OP
     rows = trace.tree.members
     rows = rows[is_op[rows] & (trace.lane[rows] == trace.steps.lane)]
-    return rows[~trace.tree.under(is_op if inside is None else is_op | inside)[rows]]
+    left_out = trace.tree.under(is_op)
+    return rows[~(left_out if without is None else left_out | without)[rows]]
 
 
 def runs(trace: Trace, ops: Ints, fits: Mask) -> Ints:

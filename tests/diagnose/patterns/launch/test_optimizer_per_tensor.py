@@ -73,6 +73,30 @@ def test_a_range_that_is_open_when_the_recording_stops_counts_in_its_step() -> N
     assert cut["host_ms_per_step"] == pytest.approx((2.4 + 2.4 + 9) / 3)
 
 
+def closure_loop(n_own: int) -> TraceBuilder:
+    """Four steps on a CPU inside ``step(closure)``: 4 ms of both passes, then ``n_own`` updates of 20 us."""
+    builder = TraceBuilder(vendor="cpu")
+    for i in range(4):
+        at = 10_000 * i
+        builder.step(i, at, 10_000).annotation(STEP, at + 1_000, 4_100 + 20 * n_own)
+        builder.annotation(ZERO, at + 1_001, 50)
+        for k in range(100):
+            builder.op("aten::mul" if k % 2 else "aten::add", at + 1_100 + 20 * k, 18, dims=[[64, 64], []])
+        builder.op("autograd::engine::evaluate_function: MulBackward0", at + 3_200, 1_800)
+        builder.op("aten::mm", at + 3_300, 1_600, dims=[[64, 64], [64, 64]])
+        for k in range(n_own):
+            builder.op("aten::mul_" if k % 2 else "aten::add_", at + 5_050 + 20 * k, 18.5, dims=[[64, 64], []])
+    return builder
+
+
+def test_what_a_closure_does_is_not_the_optimizers() -> None:
+    assert not closure_loop(0).claims(find)
+    assert not closure_loop(40).claims(find)
+    (claim,) = closure_loop(100).claims(find)
+    assert claim.evidence["n_operators_per_call"] == 100
+    assert claim.evidence["host_ms_per_step"] == pytest.approx(2.05, abs=0.1)
+
+
 def test_quiet_on_multi_tensor_kernels() -> None:
     assert not loop(kernel="multi_tensor_apply_kernel<AdamFunctor>").claims(find)
 

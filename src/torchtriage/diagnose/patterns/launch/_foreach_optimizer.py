@@ -9,7 +9,7 @@ from torchtriage.core import fixes, intervals
 from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns._host_time import host_claim, host_time
 from torchtriage.diagnose.patterns._op_work import work_of
-from torchtriage.diagnose.patterns.base import Claim, Edit, Fix, Ints, Trace
+from torchtriage.diagnose.patterns.base import Claim, Edit, Fix, Ints, Spans, Trace
 
 MIN_SHARE_FOREACH = 0.05  # share of the step from which the fused form is worth naming (catalogue 16, second level)
 MIN_FOREACH = 2  # foreach calls per step; a single one reads and writes no more than a fused kernel
@@ -38,10 +38,10 @@ def fix_of(name: str, *, grouped: bool = False) -> Fix | None:
     return replace(fixes.FUSE_OPTIMIZER, text=text, code=code)
 
 
-def claim_foreach(trace: Trace, rows: Ints, calls: Ints) -> Claim | None:
-    """Return the claim on an optimizer whose foreach form could be fused."""
+def claim_foreach(trace: Trace, rows: Ints, held: Spans, calls: Ints) -> Claim | None:
+    """Return the claim on an optimizer whose foreach form could be fused; ``held`` : the time of its own work."""
     steps = trace.steps
-    time = host_time(trace, trace.time_of(rows))
+    time = host_time(trace, held)
     if (
         _HAS_FUSED.search(trace.name_of(int(rows[0]))) is None
         or len(calls) < MIN_FOREACH * len(rows)
@@ -50,7 +50,7 @@ def claim_foreach(trace: Trace, rows: Ints, calls: Ints) -> Claim | None:
         return None
     name, count = optimizer_name(trace, rows), round(len(calls) / steps.n_steady, 2)
     least, most = FOREACH_GAIN
-    work = work_of(trace, rows) if trace.devices else None
+    work = work_of(trace, calls) if trace.devices else None
     claim = host_claim(
         trace,
         f"{name}.step works through its tensors in {format_count(count, 'foreach call')} {steps.per},"

@@ -132,7 +132,7 @@ def loop_ops(trace: Trace) -> Ints:
 
     A loader reads a data set item by item, which is its own finding where it costs.
     """
-    return outer_ops(trace, trace.matching(LOADER_NAME, Kind.ANNOTATION))
+    return outer_ops(trace, trace.tree.under(trace.matching(LOADER_NAME, Kind.ANNOTATION)))
 
 
 def _rounds(trace: Trace, ops: Ints) -> tuple[Ints, Mask]:

@@ -23,23 +23,14 @@ import numpy as np
 
 from torchtriage.core import fixes, intervals
 from torchtriage.core.arrays import distinct
+from torchtriage.core.intervals import Spans
 from torchtriage.core.trace.op_runs import outer_ops, runs
+from torchtriage.core.trace.optimizer_steps import closures, updates
 from torchtriage.core.units import format_count
 from torchtriage.diagnose.patterns._host_time import host_claim, host_time
 from torchtriage.diagnose.patterns._recurrence import recurs
 from torchtriage.diagnose.patterns._sparse_tables import lookups, moves_no_other_row, passes
-from torchtriage.diagnose.patterns.base import (
-    HOST_KINDS,
-    Claim,
-    Claims,
-    Edit,
-    Ints,
-    Kind,
-    Mask,
-    Pattern,
-    Trace,
-    most_frequent,
-)
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Ints, Kind, Mask, Pattern, Trace, most_frequent
 from torchtriage.diagnose.patterns.launch._foreach_optimizer import claim_foreach, fix_of, optimizer_name
 
 PATTERN = Pattern.of(__name__, "LCH016", "Parameters are updated one by one", order=351, needs="ops work")
@@ -71,7 +62,7 @@ def find(trace: Trace) -> Claims:
 
 
 def _optimizers(trace: Trace) -> Claims:
-    steps, tree = trace.steps, trace.tree
+    steps, tree, called = trace.steps, trace.tree, closures(trace)
     marks = trace.matching(_STEP, Kind.ANNOTATION, Kind.OP)
     marks &= ~tree.under(marks)
     judged = np.flatnonzero(marks)
@@ -82,7 +73,8 @@ def _optimizers(trace: Trace) -> Claims:
     for code in np.flatnonzero(held_ns >= least_ns).tolist():
         mine = marks & (trace.name == code)
         rows = judged[trace.name[judged] == code]
-        inside = tree.under(mine)
+        inside = tree.under(mine) & ~called.rows
+        held = intervals.subtract(trace.time_of(rows), called.spans)
         if (inside & trace.matching(f"{_FUSED}|{_BEYOND}")).any():
             continue
         calls, kernels = _work(trace, inside)
@@ -91,13 +83,13 @@ def _optimizers(trace: Trace) -> Claims:
             if _over_unused_rows(trace, mine):
                 continue
             of = tree.outermost(foreach, mine)
-            claim = claim_foreach(trace, rows, foreach[np.isin(of, rows)])
+            claim = claim_foreach(trace, rows, held, foreach[np.isin(of, rows)])
         elif trace.matching("multi_tensor")[kernels].any():
             continue
         else:
             of = tree.outermost(calls, mine)
             per_call = np.bincount(np.searchsorted(rows, of[np.isin(of, rows)]), minlength=len(rows))
-            claim = _claim(trace, rows, calls[np.isin(of, rows)], float(np.median(per_call)))
+            claim = _claim(trace, rows, held, calls[np.isin(of, rows)], float(np.median(per_call)))
         if claim is not None:
             yield claim
 
@@ -124,11 +116,11 @@ def _is_tensor(dims: object) -> bool:
     return isinstance(dims, list) and any(isinstance(shape, list) and any(n != 1 for n in shape) for shape in dims)
 
 
-def _claim(trace: Trace, rows: Ints, calls: Ints, per_call: float) -> Claim | None:
+def _claim(trace: Trace, rows: Ints, held: Spans, calls: Ints, per_call: float) -> Claim | None:
     on_device = bool(trace.devices)
     sighted = trace.has_shapes and not on_device
     least = MIN_SHARE if on_device or sighted else MIN_SHARE_BLIND
-    time = host_time(trace, trace.time_of(rows))
+    time = host_time(trace, held)
     if (
         per_call < (MIN_CALLS_CPU if sighted else MIN_CALLS)
         or time.held_ns < least * trace.steps.wall_ns
@@ -156,14 +148,21 @@ def _claim(trace: Trace, rows: Ints, calls: Ints, per_call: float) -> Claim | No
         anchor=trace.longest(rows),
         fix=fix_of(name),
         # a CPU computes as long in one call as in many: foreach took 77 % of the loop there
-        edits=(Edit("shrink", rows, factor=1.0 if single else 0.5 if on_device else 0.8, best=0.0),),
+        edits=(_shorter(trace, rows, held, 1.0 if single else 0.5 if on_device else 0.8),),
     )
+
+
+def _shorter(trace: Trace, rows: Ints, held: Spans, factor: float) -> Edit:
+    """Return the edit that makes an optimizer's own work shorter, and nothing of a closure that it calls."""
+    if intervals.length(held) < intervals.length(trace.time_of(rows)):
+        return Edit("threads", factor=factor, best=0.0, spans=held)
+    return Edit("shrink", rows, factor=factor, best=0.0)
 
 
 def _updates(trace: Trace) -> Claims:
     """Yield a claim on loops that update tensors in place, outside of optimizers and backward."""
     steps = trace.steps
-    ops = outer_ops(trace, trace.matching(r"^Optimizer\.", *HOST_KINDS))
+    ops = outer_ops(trace, updates(trace))
     stretches = runs(trace, ops, trace.matches(ops, _UPDATE))
     stretches = stretches[stretches[:, 1] - stretches[:, 0] >= MIN_UPDATES]
     if not len(stretches):
@@ -171,21 +170,21 @@ def _updates(trace: Trace) -> Claims:
     first, last = ops[stretches[:, 0]], ops[stretches[:, 1] - 1]
     if not recurs(trace, first):
         return
-    updates = np.concatenate([ops[begin:end] for begin, end in stretches.tolist()])
+    changed = np.concatenate([ops[begin:end] for begin, end in stretches.tolist()])
     held = intervals.union(intervals.spans(trace.start_ns[first], trace.end_ns[last]))
     time = host_time(trace, held)
     if time.held_ns < MIN_SHARE * steps.wall_ns or not time.lost_ns:
         return
-    count = steps.mean_count(steps.of_host(updates))
+    count = steps.mean_count(steps.of_host(changed))
     yield host_claim(
         trace,
         f"tensors are updated in place one by one outside the optimizer: {format_count(count, 'operator')} take the"
         f" host {time.text}{time.idle_text(', while')}",
-        updates,
+        changed,
         time.spans,
         gain=UPDATE_GAIN,
         method="idle time of the device inside the loop" if trace.devices else "host time of the loop",
-        evidence={**time.evidence(), "n_operators_per_step": count, "ops": most_frequent(trace, updates, 3)},
+        evidence={**time.evidence(), "n_operators_per_step": count, "ops": most_frequent(trace, changed, 3)},
         fix=fixes.AVERAGE_AT_ONCE,
         edits=(Edit("threads", factor=1 - UPDATE_GAIN / trace.origin.inflation, best=0.0, spans=held),),
     )

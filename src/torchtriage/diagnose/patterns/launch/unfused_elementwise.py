@@ -26,22 +26,10 @@ from numpy.typing import NDArray
 
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_runs import outer_ops
+from torchtriage.core.trace.optimizer_steps import updates
 from torchtriage.core.units import format_count, format_ns, format_share, ms
 from torchtriage.diagnose.patterns._op_work import SHORT_NS, kernel_time_ns
-from torchtriage.diagnose.patterns.base import (
-    HOST_KINDS,
-    Claim,
-    Claims,
-    Edit,
-    Fix,
-    Floats,
-    Ints,
-    Kind,
-    Mask,
-    Pattern,
-    Trace,
-    given,
-)
+from torchtriage.diagnose.patterns.base import Claim, Claims, Edit, Fix, Floats, Ints, Kind, Mask, Pattern, Trace, given
 
 PATTERN = Pattern.of(__name__, "LCH015", "Chains of pointwise kernels are not fused", order=550, needs="sizes")
 FIX = Fix(
@@ -125,7 +113,7 @@ def _on_device(trace: Trace) -> Claims:
 
 def _on_cpu(trace: Trace) -> Claims:
     steps = trace.steps
-    ops = outer_ops(trace, trace.matching(r"^Optimizer\.", *HOST_KINDS))
+    ops = outer_ops(trace, updates(trace))
     named = trace.matches(ops, _POINTWISE_OPS)
     size = _by_detail(trace, "dims", np.where(named, ops, -1), _largest)
     fits, step = named & (size > 1), steps.of_host(ops)
@@ -173,10 +161,9 @@ def _chains(trace: Trace) -> tuple[Ints, Ints]:
     device = trace.devices[0]
     order = np.argsort(trace.lane[device.rows], kind="stable")
     rows = device.rows[order]
-    marks = trace.matching(r"^Optimizer\.", Kind.ANNOTATION, Kind.OP)
     eager = trace.kind[rows] == Kind.KERNEL
     eager[eager] = ~trace.matches(rows[eager], _OTHER)
-    eager &= ~np.append(trace.tree.under(marks), False)[trace.links.call[rows]]
+    eager &= ~np.append(updates(trace), False)[trace.links.call[rows]]
     norms = eager & trace.matches(rows, _NORM)
     joins = norms | (eager & trace.matches(rows, _POINTWISE))
     size = np.full(len(rows), -1, np.int64)

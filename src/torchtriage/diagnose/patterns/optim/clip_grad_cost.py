@@ -18,6 +18,7 @@ import numpy as np
 from torchtriage.core import fixes, intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_runs import outer_ops, runs
+from torchtriage.core.trace.optimizer_steps import updates
 from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns._recurrence import call_sites, recurs
@@ -40,7 +41,7 @@ _PART = (
 
 def find(trace: Trace) -> Claims:
     """Yield at most one claim: on the loop with its readbacks, or on the readbacks alone."""
-    ops = outer_ops(trace, trace.matching(r"^Optimizer\.", *HOST_KINDS))
+    ops = outer_ops(trace, updates(trace))
     stretches = runs(trace, ops, trace.matches(ops, _PART))
     alone = _count(trace.matches(ops, _NORM), stretches)
     looping = alone >= MIN_NORMS

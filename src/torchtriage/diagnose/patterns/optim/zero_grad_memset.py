@@ -20,11 +20,12 @@ import numpy as np
 from torchtriage.core import intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.trace.op_runs import outer_ops, runs
+from torchtriage.core.trace.optimizer_steps import updates
 from torchtriage.core.units import format_count, format_ns, ms
 from torchtriage.diagnose.patterns._host_time import host_claim
 from torchtriage.diagnose.patterns._op_work import work_of
 from torchtriage.diagnose.patterns._recurrence import recurs
-from torchtriage.diagnose.patterns.base import HOST_KINDS, Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
+from torchtriage.diagnose.patterns.base import Claims, Edit, Fix, Ints, Kind, Pattern, Spans, Trace
 
 PATTERN = Pattern.of(
     __name__, "OPT040", "Gradients are filled with zeros instead of dropped", order=352, needs="ops work"
@@ -92,7 +93,7 @@ def _fills(trace: Trace) -> tuple[Ints, Spans]:
     inner[mark[trace.named(_ZERO[1])[mine]]] += MIN_FILLS
     keep = inner[mark] >= MIN_FILLS
     mine, mark = mine[keep], distinct(mark[keep])
-    ops = outer_ops(trace, trace.matching(r"^Optimizer\.", *HOST_KINDS))
+    ops = outer_ops(trace, updates(trace))
     alone = runs(trace, ops, zero[ops])
     alone = alone[alone[:, 1] - alone[:, 0] >= MIN_FILLS]
     manual = np.concatenate([ops[:0], *(ops[first:last] for first, last in alone.tolist())])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torchtriage.core.finding import Finding, Fix, Frame, Place
 from torchtriage.core.names import file_name
 from torchtriage.diagnose.lint.base import lookup
-from torchtriage.diagnose.runs.account import STARTS_WORKERS, SampledLoop
+from torchtriage.diagnose.runs.account import STARTS_WORKERS, WAITS_FOR_LOADER, SampledLoop
 from torchtriage.diagnose.runs.costs import WORTH, counting_error, of_looks, severity_of, share_cost
 
 LOADING, STARVED = "DAT018", "DAT019"
@@ -17,6 +17,14 @@ NEEDLESS = ("LCH105", "DAT103", "KRN105")
 MIN_LOOKS = 4
 PAYS_MS = 5.0
 """Work for each batch below which handing it over to a process saves nothing for sure."""
+STARVES = 0.15
+"""Of a step, the wait for workers that is no accident of a busy machine."""
+CHEAPER_BATCHES = Fix(
+    "Make a batch cheaper: index whole batches of data in memory, or simplify the transforms; then add workers, up to"
+    " the number of cores.",
+    "for rows in torch.randperm(len(x)).split(256): batch = x[rows], y[rows]   # data in memory",
+    "https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading",
+)
 NO_WORKERS = Fix(
     "Build the loader once, with persistent_workers=True; for data in memory use no workers, or index whole batches.",
     "loader = DataLoader(dataset, num_workers=2, persistent_workers=True)   # before the loop",
@@ -36,10 +44,37 @@ def loader_cost(finding: Finding, loop: SampledLoop, step_ms: float, cores: int)
     if finding.code == LOADING:
         work = loop.sample_share
         low = work * (1 - 1 / max(min(cores, 8), 2)) if work * step_ms >= PAYS_MS else 0.0
-    else:  # two cores are busy already, with a worker and with the loop
-        low = max(share - (0.25 if cores > 2 else 0.5), 0.0) / 2
+    else:
+        low = _surely_waited(share, cores)
     cost = of_looks(cost, low, share, step_ms, "share of stack samples")
     return replace(finding, cost=cost, severity=severity_of(low, share))
+
+
+def _surely_waited(share: float, cores: int) -> float:
+    """Return what of the wait for workers goes: two cores are busy already, with a worker and with the loop."""
+    return max(share - (0.25 if cores > 2 else 0.5), 0.0) / 2
+
+
+def slow_workers(loop: SampledLoop, step_ms: float, cores: int) -> Iterator[Finding]:
+    """Yield a finding where the steps wait for workers, of which the few recorded ones may have had batches ready."""
+    inside = [item for item in loop.seen if item.kind == WAITS_FOR_LOADER and item.chain]
+    share = loop.waiting_share
+    if share < STARVES or len(inside) < MIN_LOOKS:
+        return
+    low = _surely_waited(share, cores)
+    position = max(inside, key=lambda item: item.weight_ns).chain[0]
+    frame = Frame(position.file, position.line, position.name, exact=True, lines=(position.line,))
+    yield lookup(STARVED).rule.finding(
+        severity=severity_of(low, share),
+        certainty="likely",
+        message=f"waiting for loader workers takes {loop.took(share, step_ms)}, iterated at"
+        f" {file_name(position.file)}:{position.line}",
+        place=Place(frame=frame, stack=(frame,)),
+        cost=share_cost(low, share, step_ms, share, "share of stack samples", loop, "B"),
+        evidence={"share_of_step": round(share, 6), "looks": len(inside)},
+        fix=CHEAPER_BATCHES,
+        n_events=len(inside),
+    )
 
 
 def restarted_workers(loop: SampledLoop, step_ms: float) -> Iterator[Finding]:

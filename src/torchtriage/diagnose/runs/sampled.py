@@ -41,6 +41,7 @@ from torchtriage.diagnose.runs.loaders import (
     causes_first,
     loader_cost,
     restarted_workers,
+    slow_workers,
     spent_loading,
 )
 from torchtriage.diagnose.runs.memory_growth import CODE as LEAK
@@ -119,6 +120,8 @@ def with_samples(
         cores = int(samples.torch.get("cores") or 1)
         checked = [_of_the_loop(finding, loop, view, step_ms, cores, collecting) for finding in known]
         known = tuple(finding for finding in checked if finding is not None)
+        if not any(finding.code == STARVED for finding in (*known, *found)):
+            found += slow_workers(loop, step_ms, cores)
     findings = _inner_loops(_merged(known, found), view)
     findings = (*findings, *configuration(recording, samples, loop, view, step_ms))
     if facts.compiled is not None and facts.run_account is not None:

@@ -100,8 +100,8 @@ GROWING = Cause(
     PYTHON,
     "work that grows with the step",
     Fix("Keep running totals instead of the whole history, bound lists and caches, and remove hooks after use."),
-    looks="the steps' times rise from the first to the last, by a third or more; what takes longer is Python's own"
-    " work, or the recorded operators, their inputs or the device's time rise, too.",
+    looks="the steps' times rise from the first to the last, by a third or more; where they wait for a device, or"
+    " all operators take longer, those recorded, their inputs or the device's time rise, too.",
     slow="something is done for all that came before: a history, a list of hooks, a growing batch.",
     leave="the inputs themselves grow, as in a curriculum.",
 )
@@ -121,9 +121,9 @@ RISES = 1.33
 SURELY_GROWN = 0.8
 """What part of the growth is surely saved: something of each step's own may grow, too."""
 FEWEST_TO_RISE = 12
-WAITS, OWN, AS_FAST = 0.1, 0.5, 0.5
+WAITS, OWN, AS_FAST, ENOUGH = 0.1, 0.5, 0.5, 0.1
 """Of a step, the wait for a device from which on steps may grow by it; of the growth, what must be the host's own then;
-or how fast the recorded work must grow, beside the steps."""
+or how fast the recorded work must grow, beside the steps; and what other lines must take to tell of the machine."""
 MAX_STACK = 6
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _MODEL = ("torch/nn/modules/module.py", "torch/autograd/", "torch/optim/", "torch/_dynamo/", "torch/utils/data/")
@@ -395,8 +395,8 @@ def _certainty(group: _Group) -> Certainty:
 def growing_step(loop: SampledLoop, samples: Samples, step_ms: float, traces: Sequence[Trace]) -> tuple[Finding, ...]:
     """Return a finding where steps take longer and longer, at the line whose time grows most.
 
-    Where a device is waited for, the first steps only fill its queue, and where other programs begin to use the
-    machine, operators on several threads take longer while Python does not: operators must have more to do.
+    Where a device is waited for, the first steps only fill its queue, and on a machine that others begin to use all
+    operators take longer (on several threads, more so than Python does): there, they must have more to do.
     """
     times = [step.ns for step in samples.steady]
     if len(times) < FEWEST_TO_RISE:
@@ -418,7 +418,7 @@ def growing_step(loop: SampledLoop, samples: Samples, step_ms: float, traces: Se
     if more <= 0:
         return ()
     slope = (parts[2] - parts[0]) / (median(times) * (len(times) - third))
-    doubtful = bool(traces) or _waits(loop, samples)
+    doubtful = _waits(loop, samples) or (bool(traces) and _everywhere(loop, middle, (file, function, line)))
     if doubtful and not _own_growth(loop, middle) and work_growth(traces) < AS_FAST * slope:
         return ()
     item = examples[file, function, line]
@@ -445,6 +445,18 @@ def _waits(loop: SampledLoop, samples: Samples) -> bool:
     if loop.host is None:
         return bool(samples.torch.get("device"))
     return loop.host.for_results + loop.host.for_queue >= WAITS
+
+
+def _everywhere(loop: SampledLoop, middle_ns: int, line: tuple[str, str, int]) -> bool:
+    """Whether operators of other lines grow as well, by half as much of themselves as those of ``line`` or more."""
+    halves = {True: [0.0, 0.0], False: [0.0, 0.0]}
+    for item in loop.seen:
+        if item.chain and item.kind != "torchtriage":
+            operators = item.weight_ns * loop.parts(item).get(OPERATORS, 0.0)
+            halves[line_of(item.chain[0]) == line][item.look.begin_ns >= middle_ns] += operators
+    (mine, others), whole = (halves[True], halves[False]), sum(map(sum, halves.values()))
+    grown, beside = (later / max(earlier, 1) - 1 for earlier, later in (mine, others))
+    return sum(others) >= ENOUGH * whole and beside >= AS_FAST * grown
 
 
 def _own_growth(loop: SampledLoop, middle_ns: int) -> bool:

@@ -590,7 +590,8 @@ def test_what_computes_element_by_element() -> None:
     assert elementwise(_loop("for value in values:\n  out.append(value * 2)"))
     assert elementwise(_loop("for t in range(9):\n  out[:, t] = cell(x[:, t])"))
     assert not elementwise(_loop("for item in items:\n  item.run()"))
-    assert not elementwise(_loop("for start in range(0, n, 32):\n  model(x[start : start + 32])"))
+    assert elementwise(_loop("for i in range(n):\n  model(x[i : i + 1])"))
+    assert not elementwise(_loop("for start in range(0, n, 32):\n  end = min(start + 32, n)\n  model(x[start:end])"))
 
 
 @pytest.mark.parametrize(
@@ -599,6 +600,9 @@ def test_what_computes_element_by_element() -> None:
         ("last = x[rows, picked[:, t - 1]]\n    picked[:, t] = far(last)", True),
         ("last = x[picked[t - 1]]\n    picked[:, t] = far(last)", False),
         ("hidden = cell(x[..., t], hidden)", True),
+        ("hidden = cell(x[:, t], hidden) * rates[t]", True),
+        ("best = score(x[t, :], best)", False),
+        ("best = score(boxes[t, :, :4], best)", False),
         ("hidden = cell(x[t], hidden)", False),
         ("hidden = cell(hidden)", False),
     ],

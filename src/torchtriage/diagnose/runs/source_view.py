@@ -416,22 +416,25 @@ def dotted(node: ast.expr) -> str:
 def elementwise(loop: Loop) -> bool:
     """Whether a loop's body computes on single elements: indexes by the loop's variable, or does arithmetic on it.
 
-    What is spread out as arguments (``turn(*sweeps[k])``) is an item of several parts, and a slice is no element.
+    What is spread out as arguments (``turn(*sweeps[k])``) is an item of several parts, and ``range(0, n, size)`` counts
+    batches.
     """
     if isinstance(loop, ast.While):
         return False
-    names = {name for head in _heads(loop) for name in names_in(head.target)}
+    names = {name for head in _heads(loop) if not _in_batches(head.iter) for name in names_in(head.target)}
     bodies = loop.body if isinstance(loop, ast.For | ast.AsyncFor) else [loop]
     for body in bodies:
         spread = {part for node in ast.walk(body) if isinstance(node, ast.Starred) for part in ast.walk(node.value)}
-        sliced = {part for node in ast.walk(body) if isinstance(node, ast.Slice) for part in ast.walk(node)}
-        single = {node for node in ast.walk(body) if isinstance(node, ast.Name) and node.id in names} - sliced
         for node in ast.walk(body):
-            if isinstance(node, ast.Subscript) and node not in spread and single & set(ast.walk(node.slice)):
+            if isinstance(node, ast.Subscript) and names & names_in(node.slice) and node not in spread:
                 return True
-            if isinstance(node, ast.BinOp | ast.Compare | ast.AugAssign) and single & set(ast.walk(node)):
+            if isinstance(node, ast.BinOp | ast.Compare | ast.AugAssign) and names & names_in(node):
                 return True
     return False
+
+
+def _in_batches(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "range" and len(node.args) == 3
 
 
 def for_all_rows(loop: Loop) -> bool:
@@ -443,8 +446,9 @@ def for_all_rows(loop: Loop) -> bool:
         node.slice for node in ast.walk(loop) if isinstance(node, ast.Subscript) and names & names_in(node.slice)
     ]
     innermost = [index for index in indexes if not any(other in ast.walk(index) for other in indexes if other != index)]
-    parts = [index.elts if isinstance(index, ast.Tuple) else [] for index in innermost]
-    return bool(parts) and all(any(ast.unparse(item) in (":", "...") for item in items) for items in parts)
+    first = [ast.unparse(index.elts[0]) for index in innermost if isinstance(index, ast.Tuple) and index.elts]
+    picks_rows = any(index not in innermost and not isinstance(index, ast.Tuple) for index in indexes)
+    return bool(first) and not picks_rows and all(text in (":", "...") for text in first)
 
 
 def sequential(loop: Loop) -> bool:

@@ -76,10 +76,11 @@ for batch in train_loader:
 
 
 def test_differences_of_all_pairs_are_at_every_line_that_works_on_them() -> None:
-    (finding,) = lint_text(
-        "import torch\nfor x in loader:\n    diff = x[:, None] - c[None]\n    d = (diff ** 2).sum(-1)\n"
-        "    d.mean().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
-    ).findings
-    frame = finding.place.frame
-    assert frame is not None
-    assert (finding.code, frame.line, frame.lines) == ("KRN102", 3, (3, 4))
+    for value, lines in (("(diff ** 2).sum(-1)", (3, 4)), ("model(x) + (diff ** 2).sum(-1)", (3,))):
+        (finding,) = lint_text(
+            f"import torch\nfor x in loader:\n    diff = x[:, None] - c[None]\n    d = {value}\n"
+            "    d.mean().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+        ).findings
+        frame = finding.place.frame
+        assert frame is not None
+        assert (finding.code, frame.line, frame.lines) == ("KRN102", 3, lines)

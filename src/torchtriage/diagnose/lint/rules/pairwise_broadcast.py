@@ -67,7 +67,7 @@ def _pairs(module: Module, node: ast.expr, call: SourceCall) -> tuple[ast.BinOp,
     """Return the difference or product of all pairs that an expression is, powers taken off, and the lines to it."""
     squared = False
     seat: ast.expr = call.node
-    lines = [seat.lineno]
+    lines = [seat.lineno] if _is_alone(module, seat) else []
     body = module.body(call.context.function)
     for _ in range(6):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
@@ -85,7 +85,7 @@ def _pairs(module: Module, node: ast.expr, call: SourceCall) -> tuple[ast.BinOp,
             if len(made) != 1 or made[0].how != "=" or _reads(body, node.id) > _reads(seat, node.id):
                 return None
             node = seat = made[0].expression
-            lines.append(seat.lineno)
+            lines += [seat.lineno] if _is_alone(module, seat) else []
         else:
             break
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub | ast.Mult):
@@ -95,6 +95,13 @@ def _pairs(module: Module, node: ast.expr, call: SourceCall) -> tuple[ast.BinOp,
         return None
     left, right = _new_axes(node.left), _new_axes(node.right)
     return (node, tuple(lines)) if left and right and left != right else None
+
+
+def _is_alone(module: Module, node: ast.expr) -> bool:
+    """Return whether all calls of a statement are part of an expression, or work on what it gives."""
+    statement = next((outer for outer in module.outward(node) if isinstance(outer, ast.stmt)), node)
+    near = {*ast.walk(node), *module.outward(node)}
+    return all(part in near for part in ast.walk(statement) if isinstance(part, ast.Call))
 
 
 def _reads(body: ast.AST, name: str) -> int:

@@ -61,9 +61,33 @@ def test_what_may_not_be_cut_is_no_padding() -> None:
     assert not padding(lambda: model(texts()[:1]))
     assert not padding(lambda: model(texts()[:, 10:25]))
     assert not padding(lambda: pixels(texts().float()))
-    one_shape = Classifier()
-    one_shape.compile(backend="eager")
-    assert not padding(lambda: one_shape(texts()))
+    segments = (texts() > 0).long()
+    assert not padding(lambda: model(segments))
+
+
+def test_a_mask_before_the_texts_is_none() -> None:
+    class Masked(Classifier):
+        def forward(self, mask: Any, ids: Any) -> Any:
+            return super().forward(ids)
+
+    model = Masked()
+    seen = (2, 2 * POSITIONS, 2 * (POSITIONS - LONGEST))
+    assert padding(lambda: model((ids := texts()) > 0, ids))["Masked"] == seen
+    assert padding(lambda: model((ids := texts()).ne(0).long(), ids))["Masked"] == seen
+
+
+def test_recurrent_layers_may_have_packed_their_texts() -> None:
+    class Recurrent(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.GRU(8, 8)
+
+    model = Recurrent()
+    assert "Recurrent" not in padding(lambda: model(texts()))
+
+
+def test_modules_made_anew_are_each_looked_at() -> None:
+    assert padding(lambda: (torch.nn.Identity()(texts()), torch.nn.Embedding(100, 8)(texts())))["Embedding"][0] == 2
 
 
 def test_code_of_the_script_is_not_asked() -> None:
@@ -71,8 +95,20 @@ def test_code_of_the_script_is_not_asked() -> None:
         def modules(self) -> Any:
             raise RuntimeError("not today")
 
+        def forward(self, given: Any) -> Any:
+            return super().forward(dict.__getitem__(given, "ids"))
+
+    asked: list[str] = []
+
+    class Fields(dict):  # type: ignore[type-arg]
         def __getattr__(self, name: str) -> Any:
-            return super().__getattr__(name) if name in ("table", "_modules") else 1 / 0
+            asked.append(name)
+            raise AttributeError(name)
+
+        def values(self) -> Any:
+            asked.append("values")
+            return super().values()
 
     odd = Odd()
-    assert "Odd" in padding(lambda: odd(texts()))
+    padding(lambda: odd(Fields(ids=texts())))
+    assert not asked

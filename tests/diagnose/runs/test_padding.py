@@ -34,6 +34,7 @@ def found(folder: Path, *seen: dict[str, Any], on_device: bool = False) -> list[
     loop = built.loop(boundary="optimizer.step()", operators=1.0)
     assert loop is not None
     text = {"file": "train.py", "line": 2, "function": "<module>", "module": "Classifier", "n_calls": 2}
+    text["trains"] = True
     return padding(
         Recording({}, {"padded": [text | item for item in seen]}, None, None), loop, 20.0, on_device=on_device
     )
@@ -45,7 +46,14 @@ def test_half_of_the_padded_share_is_sure_and_its_square_possible(tmp_path: Path
     assert finding.cost is not None
     assert (finding.code, finding.place.frame.line) == ("DAT102", 2)
     assert "128 positions, of which the longest in a batch needs 64 (50 % are padding)" in finding.message
-    assert (finding.cost.share_low, finding.cost.share_high) == pytest.approx((0.2, 0.6), abs=0.02)
+    assert (finding.cost.share_low, finding.cost.share_high) == pytest.approx((0.075, 0.6), abs=0.02)
+
+
+def test_without_gradients_the_backward_pass_is_of_something_else(tmp_path: Path) -> None:
+    (finding,) = found(tmp_path, {"n_positions": 256, "n_padding": 128, "trains": False})
+    assert finding.cost is not None
+    assert "backward" not in finding.message
+    assert (finding.cost.share_low, finding.cost.share_high) == pytest.approx((0.075, 0.225), abs=0.02)
 
 
 def test_the_call_that_takes_most_is_named(tmp_path: Path) -> None:

@@ -257,3 +257,51 @@ def test_a_loader_that_costs_nothing_in_the_recording_is_not_told(
         built.step()
     found = with_source([], built.samples(), [str(tmp_path)], on_device=False, judged=judged, timed=(), view=built.view)
     assert ("DAT018" in {finding.code for finding in found}) == told
+
+
+PADS = """\
+import torch
+
+def collate(texts):
+    return tokenizer(texts, padding="max_length", max_length=128, return_tensors="pt")
+
+def main(loader, model, optimizer):
+    for batch in loader:
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+
+main(DataLoader(data, collate_fn=collate), model, optimizer)
+"""
+AGAIN = "def report(texts):\n    return tokenizer(texts, padding='max_length', max_length=256)\n\ndef main"
+
+
+@pytest.mark.parametrize(
+    ("source", "codes", "lines"),
+    [
+        (PADS, ["DAT102"], [4]),
+        (PADS.replace("def main", AGAIN), ["DAT102", "DAT102", "DAT102"], [8, 4, 7]),
+        (PADS.replace('"max_length"', "True"), [], []),
+    ],
+)
+def test_padding_that_is_measured_is_mended_where_the_source_makes_it(
+    tmp_path: Path, source: str, codes: list[str], lines: list[int]
+) -> None:
+    built = SamplesBuilder(tmp_path, source)
+    for _ in range(20):
+        built.look("main(Data", "loss = model", below=(OP,), ms=8)
+        built.look("main(Data", "optimizer.step()", below=(OP,), ms=2)
+        built.step()
+    loop = built.loop(boundary="optimizer.step()")
+    assert loop is not None
+    line = source.splitlines().index("        loss = model(**batch).loss") + 1
+    lines = [line if number == 8 else number for number in lines]
+    measured = finding("DAT102", 0.4, 10.0, line)
+    measured = replace(measured, place=replace(measured.place, frame=Frame("train.py", line, "main", exact=True)))
+    where = [str(tmp_path)]
+    found = with_source(
+        [measured], built.samples(), where, on_device=False, judged=(), timed=[(loop, 10.0)], view=built.view
+    )
+    frames = [seen.place.frame for seen in found]
+    assert [seen.code for seen in found] == codes
+    assert [frame.line for frame in frames if frame is not None] == lines

@@ -22,12 +22,12 @@ PADDED = Cause(
         "ids = ids[:, :longest]; mask = mask[:, :longest]",
         "https://huggingface.co/docs/transformers/pad_truncation",
     ),
-    looks="in a few steps, a tenth or more of the positions of a batch of token ids, at one end, hold one number in"
-    " all rows.",
+    looks="the source pads to a fixed length; and in a few steps a tenth or more of the positions of what a module with"
+    " an embedding gets hold one number in all rows, at one end.",
     slow="the model computes padding like text, in both passes; attention takes the square of the length.",
     leave="one shape is needed (compiled or captured graphs), or the model counts padding in its results.",
-    cost="the time of operators in the call that gets the texts, and of the backward pass: half of the padded share of"
-    " it at the low end, all of it, by the square of the length, at the high end; on a device nothing is sure.",
+    cost="half of the padded share of the call's operators at the low end; at the high end all of it, and of the"
+    " backward pass, by the square of the length. On a device nothing is sure.",
 )
 LEAST = 0.1
 """Of the positions, what must be padding; below, the longest text of a batch is nearly as long as the maximum."""
@@ -43,9 +43,9 @@ def padding(recording: Recording, loop: SampledLoop, step_ms: float, *, on_devic
         file, line, function = recording.short(seen["file"]), seen["line"], seen["function"]
         padded = seen["n_padding"] / seen["n_positions"]
         inside = [item for item in loop.seen if item.passes(file, {line}) and _in_module(item)]
-        share = loop.share_of("operators", inside)
-        share = min(share + loop.backward_share, 1.0) if share else 0.0
-        low, high = 0.0 if on_device else SURELY * padded * share, (1 - (1 - padded) ** 2) * share
+        forward = loop.share_of("operators", inside)
+        share = min(forward + loop.backward_share, 1.0) if forward and seen["trains"] else forward
+        low, high = 0.0 if on_device else SURELY * padded * forward, (1 - (1 - padded) ** 2) * share
         if padded < LEAST or high < WORTH:
             continue
         lengths = [round(n / seen["n_calls"]) for n in (seen["n_positions"], seen["n_positions"] - seen["n_padding"])]
@@ -54,7 +54,8 @@ def padding(recording: Recording, loop: SampledLoop, step_ms: float, *, on_devic
             certainty="likely",
             message=f"{seen['module']}() gets texts of {format_count(lengths[0], 'position')}, of which the longest in"
             f" a batch needs {lengths[1]} ({format_share(padded)} are padding); called in {file_name(file)}:{line}, it"
-            f" takes {format_ms(share * step_ms)} of {format_ms(step_ms)} with its backward pass",
+            f" takes {format_ms(share * step_ms)} of {format_ms(step_ms)}"
+            f"{', all backward passes included' if seen['trains'] and loop.backward_share else ''}",
             place=Place(frame=Frame(file, line, function, exact=True, called=seen["module"], lines=(line,))),
             cost=share_cost(low, high, step_ms, share, "padded positions, share of stack samples", loop, "C"),
             evidence={"padded_share": round(padded, 4), "length": lengths[0], "longest": lengths[1]},

@@ -112,7 +112,8 @@ def with_samples(
         found += restarted_workers(loop, step_ms)
         found += rival_threads(loop, samples, view, step_ms)
         found += backward_passes(recording, samples, loop, view, step_ms)
-        found += padding(recording, loop, step_ms, on_device=bool(samples.torch.get("device")))
+        if folders is not None:
+            found += padding(recording, loop, step_ms, on_device=bool(samples.torch.get("device")))
         found += unread_results(recording.measured.get("unread") or (), roots, loop, step_ms)
     found += growing_memory(samples, growth, step_ms)
     known = _cautious(result, recording).findings

@@ -45,8 +45,9 @@ CLOCK = "MSR034"
 LOADED = ("DAT018", "DAT019", "MEM029")
 """What is seen where batches are fetched or memory grows, and mended where the source says: one place each."""
 
-MADE_ELSEWHERE = ("DAT102",)
-"""What is seen at the call that gets it, and mended where the source makes it."""
+MADE_ELSEWHERE = "DAT102"
+"""What is seen at the call that gets it, and mended where the source makes it: without that, what is seen may have
+another reason."""
 
 
 def with_source(
@@ -74,7 +75,10 @@ def with_source(
         needless |= {rule.code for rule in rules if rule.device or rule.family in ("sync", "comm")}
     clocks = [entry.fix for entry in catalogue() if entry.rule.code == CLOCK]
     alone: dict[tuple[str, str, str], list[Finding]] = {}
-    for hint in _hints(samples.files[:MAX_FILES], folders):
+    hints = _hints(samples.files[:MAX_FILES], folders)
+    made = [hint for hint in hints if hint.code == MADE_ELSEWHERE]
+    out = [finding for finding in out if made or finding.code != MADE_ELSEWHERE]
+    for hint in hints:
         frame = hint.place.frame
         of_clock = hint.code == CLOCK and hint.fix in clocks
         if frame is None or hint.code in needless or (of_clock and not on_device):
@@ -83,7 +87,7 @@ def with_source(
         at = next((finding for finding in same if _one_place(finding, hint)), None)
         if at is None and same and hint.code in LOADED and same[0].place.frame is None:
             at = same[0]
-        elsewhere = hint.code in MADE_ELSEWHERE
+        elsewhere = made == [hint]
         called = next((finding for finding in same if at is None and (elsewhere or _calls(hint, finding))), None)
         if called is not None:
             # the source says where it is mended: at the call, not in the function that is called
@@ -97,8 +101,8 @@ def with_source(
             out[out.index(at)] = replace(at, place=place, certainty="certain")
         elif not same or hint.severity != "note":
             alone.setdefault((hint.code, frame.file, frame.function), []).append(hint)
-    for hints in alone.values():
-        out = _with_hints(out, hints, timed, held, view)
+    for those in alone.values():
+        out = _with_hints(out, those, timed, held, view)
     steps = {(file_name(loop.place.file), loop.place.line) for loop, _ in timed if loop.place is not None}
     return tuple(_without_repeats(out, steps, view))
 

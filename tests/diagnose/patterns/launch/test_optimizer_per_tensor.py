@@ -73,6 +73,20 @@ def test_a_range_that_is_open_when_the_recording_stops_counts_in_its_step() -> N
     assert cut["host_ms_per_step"] == pytest.approx((2.4 + 2.4 + 9) / 3)
 
 
+@pytest.mark.parametrize(("rows", "n_kinds", "found"), [(512, 5, True), (16, 5, False), (512, 2, False)])
+def test_a_few_large_tensors_are_told_with_nothing_sure(rows: int, n_kinds: int, found: bool) -> None:
+    builder = TraceBuilder(vendor="cpu")
+    kinds = ["add", "lerp_", "addcmul_", "sqrt", "addcdiv_"][:n_kinds]
+    for i in range(4):
+        builder.step(i, 10_000 * i, 10_000).annotation(STEP, 10_000 * i + 1_000, 2_000)
+        for k in range(20):
+            name = f"aten::{kinds[k % n_kinds]}"
+            builder.op(name, 10_000 * i + 1_000 + 100 * k, 98, dims=[[rows, 512], [rows, 512]])
+    claims = builder.claims(find)
+    assert bool(claims) == found
+    assert all(claim.gain_low == 0 for claim in claims)
+
+
 def closure_loop(n_own: int) -> TraceBuilder:
     """Four steps on a CPU inside ``step(closure)``: 4 ms of both passes, then ``n_own`` updates of 20 us."""
     builder = TraceBuilder(vendor="cpu")

@@ -2,14 +2,15 @@
 
 Looks like: ``Optimizer.step#`` annotations with at least 100 launches each and neither ``aten::_foreach_*`` nor
     ``aten::_fused_*`` operators nor multi-tensor kernels under them; on a CPU, 50 pointwise operators on tensors of
-    more than one element and 2 % of the step (without recorded shapes: 100 operators and 5 %). Also
+    more than one element and 2 % of the step (without recorded shapes: 100 operators and 5 %), or fewer ones of four
+    kinds, on tensors of 65,000 elements in the mean, and 10 % of the step. Also
     ``aten::_foreach_*`` where a fused form exists and the optimizer takes 5 % of the step; and outside the optimizer
     100 in-place pointwise operators in a row, such as an average of the weights.
 Slow because: every parameter takes several operators and launches, each longer than the few microseconds of work it
     does; the foreach form still reads and writes all tensors once per operation.
 Cost: device idle time inside the annotations (on a CPU: their host time). The low end is half of it, divided by the
-    profiler's inflation; nothing on a CPU for a single operator per parameter. From foreach to fused a quarter to 60 %
-    of the kernels, where those take longer than the idle time.
+    profiler's inflation; nothing on a CPU for a single operator per parameter, or for few parameters. From foreach to
+    fused a quarter to 60 % of the kernels, where those take longer than the idle time.
 Fix: the multi-tensor or fused form of the same optimizer, and of the average.
 Leave it when: gradients are sparse, or could be (OPT047: tables of which a step touches few rows), the optimizer is
     differentiable, or it works on matrices (Shampoo); on a CPU the loop is the default, and fused forms exist for SGD,
@@ -19,11 +20,15 @@ Source: PyTorch documentation, torch.optim, "Algorithms" (for-loop, foreach, fus
     parameters, a foreach average 3-8 %.
 """
 
+import math
+
 import numpy as np
 
 from torchtriage.core import fixes, intervals
 from torchtriage.core.arrays import distinct
 from torchtriage.core.intervals import Spans
+from torchtriage.core.trace.matrix_products import is_shape
+from torchtriage.core.trace.op_inputs import inputs_of
 from torchtriage.core.trace.op_runs import outer_ops, runs
 from torchtriage.core.trace.optimizer_steps import closures, updates
 from torchtriage.core.units import format_count
@@ -40,6 +45,9 @@ MIN_CALLS = 100  # launches per step (catalogue 16); 20-64 are toys and small re
 MIN_SHARE = 0.02  # share of the step the annotation has to take
 MIN_CALLS_CPU = 50  # measured with AdamW over 17 parameters, 68 operators: 1.22 ms, fused 0.34 ms
 MIN_KINDS_CPU = 2  # with one kind of operator there is little to fuse: SGD over 80 tensors, 3.66 ms and 3.65 ms
+LARGE, MIN_KINDS_LARGE, MIN_SHARE_LARGE = 1 << 16, 4, 0.1
+"""Of a tensor's elements, the kinds of operators, and the share of the step from which a few tensors on a CPU are told,
+with nothing sure: five passes over four tensors of 200,000 elements took 29 % of a step, and fused half of that."""
 MOSTLY_TABLES = 0.5
 MIN_SHARE_BLIND = 0.05
 """Share of the step on a CPU without shapes: the loop is the default there, and its operators may work on large
@@ -121,23 +129,22 @@ def _claim(trace: Trace, rows: Ints, held: Spans, calls: Ints, per_call: float) 
     sighted = trace.has_shapes and not on_device
     least = MIN_SHARE if on_device or sighted else MIN_SHARE_BLIND
     time = host_time(trace, held)
-    if (
-        per_call < (MIN_CALLS_CPU if sighted else MIN_CALLS)
-        or time.held_ns < least * trace.steps.wall_ns
-        or not time.lost_ns
-    ):
+    few = per_call < (MIN_CALLS_CPU if sighted else MIN_CALLS)
+    large = few and sighted and _has_large_tensors(trace, calls)
+    least = MIN_SHARE_LARGE if large else least
+    if (few and not large) or time.held_ns < least * trace.steps.wall_ns or not time.lost_ns:
         return None
     name = optimizer_name(trace, rows)
     what = "launches" if on_device else "operators"
-    single = not on_device and len(distinct(trace.name[calls])) < MIN_KINDS_CPU
+    nothing_sure = not on_device and (large or len(distinct(trace.name[calls])) < MIN_KINDS_CPU)
     return host_claim(
         trace,
         f"{name}.step handles parameters one by one: {format_count(per_call, what, what)} a call take the host"
         f" {time.text}{time.idle_text(', while')}",
         rows,
         time.spans,
-        certainty="likely" if on_device or trace.has_shapes else "hint",
-        gain=0.0 if single else 0.5,
+        certainty="certain" if large else "likely" if on_device or trace.has_shapes else "hint",
+        gain=0.0 if nothing_sure else 0.5,
         method="idle time of the device inside the optimizer" if on_device else "host time of the optimizer",
         evidence={
             **time.evidence(),
@@ -148,8 +155,16 @@ def _claim(trace: Trace, rows: Ints, held: Spans, calls: Ints, per_call: float) 
         anchor=trace.longest(rows),
         fix=fix_of(name),
         # a CPU computes as long in one call as in many: foreach took 77 % of the loop there
-        edits=(_shorter(trace, rows, held, 1.0 if single else 0.5 if on_device else 0.8),),
+        edits=(_shorter(trace, rows, held, 1.0 if nothing_sure else 0.5 if on_device else 0.8),),
     )
+
+
+def _has_large_tensors(trace: Trace, calls: Ints) -> bool:
+    """Return whether an optimizer of many passes, such as Adam, goes over tensors that do not stay in a cache."""
+    inputs, which = inputs_of(trace, calls)
+    largest = [max((math.prod(shape) for shape in given.dims if is_shape(shape)), default=0) for given in inputs]
+    sizes = np.array(largest, np.float64)[which]
+    return len(distinct(trace.name[calls])) >= MIN_KINDS_LARGE and len(sizes) > 0 and sizes.mean() >= LARGE
 
 
 def _shorter(trace: Trace, rows: Ints, held: Spans, factor: float) -> Edit:

@@ -21,13 +21,13 @@ def test_weights_of_an_object() -> None:
             def draw(self, n):
                 return self.rng.choice(self.n_items, size=n, p=self.p)
     """
-    (new,) = proposed(text, "choice", "HST121", "weights-once")
+    (new,) = proposed(text, "choice", "HST020", "weights-once")
     assert (
         "self.p = counts / counts.sum()\n        self.cdf = np.cumsum(self.p)\n        self.cdf /= self.cdf[-1]\n"
         in new
     )
     assert 'return self.cdf.searchsorted(self.rng.random(n), side="right")' in new
-    assert proposed(new, "searchsorted", "HST121", "weights-once") == []
+    assert proposed(new, "searchsorted", "HST020", "weights-once") == []
 
 
 def test_weights_of_the_file_and_a_table_of_items() -> None:
@@ -38,7 +38,7 @@ def test_weights_of_the_file_and_a_table_of_items() -> None:
         for step in range(100):
             picked = np.random.choice(names, 5, p=weights)
     """
-    (new,) = proposed(text, "choice", "HST121", "weights-once")
+    (new,) = proposed(text, "choice", "HST020", "weights-once")
     assert "cdf = np.cumsum(weights)\ncdf /= cdf[-1]\nfor step" in new
     assert 'picked = names[cdf.searchsorted(np.random.random(5), side="right")]' in new
 
@@ -52,7 +52,7 @@ def test_choices_of_the_standard_library() -> None:
             while True:
                 batch = random.choices(rows, weights=weights, k=8)
     """
-    (new,) = proposed(text, "choices", "HST121", "weights-once")
+    (new,) = proposed(text, "choices", "HST020", "weights-once")
     assert (
         new.startswith("from itertools import accumulate\n")
         or "import random\nfrom itertools import accumulate\n" in new
@@ -88,13 +88,13 @@ def test_draws_are_the_same() -> None:
 )
 def test_nothing_for_weights_that_change(body: str) -> None:
     text = f"import numpy as np\np = np.load('p')\nfor step in range(9):\n{body}"
-    assert proposed(text, "choice", "HST121", "weights-once") == []
+    assert proposed(text, "choice", "HST020", "weights-once") == []
 
 
 def test_weights_that_are_only_read() -> None:
     body = "    x = rng.choice(n, size=4, p=p)\n    seen += p[x]\n    print(len(p), p.max(), p.shape, p * 2 > 1)\n"
     text = f"import numpy as np\np = np.load('p')\nfor step in range(9):\n{body}"
-    assert proposed(text, "choice", "HST121", "weights-once")
+    assert proposed(text, "choice", "HST020", "weights-once")
 
 
 def test_nothing_for_priorities_that_an_update_changes() -> None:
@@ -112,6 +112,6 @@ def test_nothing_for_priorities_that_an_update_changes() -> None:
             def update(self, idx, error):
                 self.prios[idx] = error
     """
-    assert proposed(text.replace("prios[idx]", "errors"), "choice", "HST121", "weights-once")
-    assert not proposed(text, "choice", "HST121", "weights-once")
-    assert not proposed(text.replace("[idx] =", "[:] ="), "choice", "HST121", "weights-once")
+    assert proposed(text.replace("prios[idx]", "errors"), "choice", "HST020", "weights-once")
+    assert not proposed(text, "choice", "HST020", "weights-once")
+    assert not proposed(text.replace("[idx] =", "[:] ="), "choice", "HST020", "weights-once")

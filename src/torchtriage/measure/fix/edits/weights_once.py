@@ -14,7 +14,7 @@ from torchtriage.measure.fix.edits._flow import FORM, flow_of, loads, meets
 from torchtriage.measure.fix.proposal import Proposal, Site, first_only
 from torchtriage.measure.fix.statements import end_of, imported, insert_after, source
 
-CODES = frozenset({"HST121", "HST020", "HST114", "LCH105"})
+CODES = frozenset({"HST020", "HST114", "LCH105"})
 NUMBER = re.compile(r"(^|[._])(n|num|len|size|count|total|vocab\w*)(_|$)|(^|_)n[A-Z]|_size$|_count$|^len\(")
 
 

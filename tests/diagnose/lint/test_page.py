@@ -25,7 +25,7 @@ def test_every_key_of_the_configuration_is_on_the_page() -> None:
 
 def test_rules_with_edits_are_marked_on_the_page() -> None:
     marked = {line[2:8] for line in RULES.splitlines() if "(**fix**" in line}
-    assert marked == {"CPY007", "CPY008", "KRN104"}
+    assert marked == {"CPY007", "CPY008"}
 
 
 def test_fixed_examples_are_silent() -> None:

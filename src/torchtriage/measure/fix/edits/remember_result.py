@@ -18,7 +18,7 @@ from torchtriage.measure.fix.statements import alias_of, complete, module_in, so
 
 CODES = words("""
     HST020 HST055 HST101 HST103 HST105 HST106 HST107 HST110 HST111 HST114 HST118 HST134 LCH014 LCH015 LCH017 LCH105
-    LCH109 LCH112 SYN005 CPY102 KRN101 KRN102 DAT018 DAT019 DAT105 DAT110 DAT113 DAT114
+    LCH109 SYN005 CPY102 KRN101 KRN102 DAT018 DAT019 DAT105 DAT110 DAT113 DAT114
 """)
 FILES = re.compile(r"\bopen\(|\.(load|loadtxt|genfromtxt|fromfile|memmap|read\w*|stat|exists|listdir|glob|getmtime)\(")
 LEARNED = re.compile(r"\bParameter\(|requires_grad")

@@ -1,13 +1,11 @@
 """A compiled function gets arguments for which it must compile again.
 
-Looks like: the loop's counter, or a number computed from it, passed to a compiled function; or an argument that changes
-    its dtype from call to call (``model(x.half() if i % 2 else x)``); a number that compiled code counts on ``self``; a
-    list outside of it that it appends to, or reads while steps append to it; ``dynamic=False`` where sizes change from
-    turn to turn.
-Slow because: Python numbers, lengths of lists and dtypes become part of the compiled code; a new value compiles again,
-    for seconds, and after eight times the function runs without compilation.
-Fix: pass a tensor instead of the number; keep one dtype; return the values, and append them outside.
-Quiet when: the argument, or the counter, is a tensor; the list is created in the compiled code itself.
+Looks like: the loop's counter, or a number computed from it, passed to a compiled function; a number that compiled code
+    counts on ``self``; ``dynamic=False`` where sizes change from turn to turn.
+Slow because: Python numbers and sizes become part of the compiled code; a new value compiles again, for seconds, and
+    after eight times the function runs without compilation.
+Fix: pass a tensor instead of the number.
+Quiet when: the argument, or the counter, is a tensor.
 Source: PyTorch documentation, "torch.compile: recompilation".
 """
 
@@ -15,14 +13,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchtriage.diagnose.lint.base import Assign, Fix, Hit, Module, Rule, SourceCall, compiled, text_of
+from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceCall, compiled, text_of
 from torchtriage.diagnose.lint.rules._turns import counted_by
-from torchtriage.diagnose.lint.syntax import arguments, given_names, keyword, literal, names_in, path_of, stored_names
+from torchtriage.diagnose.lint.syntax import arguments, given_names, keyword, literal, names_in, path_of
 
 RULE = Rule("CMP031", "compile-recompile", "compile", "Compiled code is recompiled again and again", "medium")
 
 FIX = Fix(
-    text="Pass changing values as tensors, in one dtype.",
+    text="Pass changing values as tensors.",
     code="""torch._dynamo.mark_dynamic(x, 0)         # this dimension varies: one graph for all
 step = torch.tensor(step, device=device)  # not a Python number that changes
 # TORCH_LOGS=recompiles python train.py    # prints what changed""",
@@ -30,7 +28,6 @@ step = torch.tensor(step, device=device)  # not a Python number that changes
 )
 
 _SIZE = re.compile(r"^(h|w|n|t|l|b|bs|hw|side|res|scale)$|height|width|size|len|shape|resol|batch|frames|points|tokens")
-_CASTS = frozenset(["half", "float", "bfloat16", "double", "to", "type"])
 
 
 def find(module: Module) -> Iterator[Hit]:
@@ -38,7 +35,6 @@ def find(module: Module) -> Iterator[Hit]:
     if "compile" not in module.text:
         return
     yield from _counting(module)
-    yield from _growing(module)
     yield from _fixed_sizes(module)
     for call in module.calls:
         if not _is_compiled(module, call) or call.context.rare:
@@ -58,9 +54,6 @@ def find(module: Module) -> Iterator[Hit]:
         for item in given:
             if _counts(item, counters):
                 yield Hit(call.node, f"{text_of(item)!r} is a different number in every call: each call recompiles")
-                break
-            if isinstance(item, ast.IfExp) and _flips(item):
-                yield Hit(call.node, f"the dtype changes from call to call: {text_of(item)}")
                 break
 
 
@@ -86,42 +79,6 @@ def _counting(module: Module) -> Iterator[Hit]:
         ]
         if any(isinstance(node, ast.Constant) and isinstance(node.value, int | float) for node in begun):
             yield Hit(assign.node, f"{assign.target} is a different number in every call: each call recompiles")
-
-
-def _growing(module: Module) -> Iterator[Hit]:
-    """Yield lists that outlive compiled code and grow with each call: each length is a graph of its own."""
-    grows = [assign for assign in module.assigns if _lengthens(assign) and not assign.context.rare]
-    inside = {assign.target for assign in grows if compiled(assign.context)}
-    fresh = {assign.target for assign in module.assigns if assign.how == "=" and compiled(assign.context)}
-    for assign in grows:
-        if assign.target in inside - fresh and compiled(assign.context) and _is_outside(assign):
-            yield Hit(assign.node, f"{assign.target} is longer in every call: each call recompiles", assign.how)
-    growing = {assign.target for assign in grows if assign.context.hot and "." in assign.target} - inside - fresh
-    paths = {path for path in growing if path.startswith("self.")}
-    owners = {assign.context.function.owner for assign in grows if assign.target in paths and assign.context.function}
-    for function in module.functions:
-        if function.owner not in owners or not (function.compiled or function.compiled_by_caller):
-            continue
-        for node in ast.walk(function.node):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and text_of(node) in paths:
-                yield Hit(node, f"{text_of(node)} is longer in every call: each call recompiles")
-                break
-
-
-def _lengthens(assign: Assign) -> bool:
-    """Return whether a list gets more elements: ``x.append(y)``, ``x += [y]``."""
-    return assign.how in ("append", "extend") or (
-        assign.how == "+=" and isinstance(assign.expression, ast.List | ast.ListComp)
-    )
-
-
-def _is_outside(assign: Assign) -> bool:
-    """Return whether a list is none of the function's own: an attribute, or a name of what is around it."""
-    function = assign.context.function
-    if assign.target.startswith("self.") or function is None:
-        return function is not None
-    own = {arg.arg for arg in ast.walk(function.node) if isinstance(arg, ast.arg)}
-    return assign.target.partition(".")[0] not in own | stored_names(function.node)
 
 
 def _fixed_sizes(module: Module) -> Iterator[Hit]:
@@ -168,10 +125,3 @@ def _is_compiled(module: Module, call: SourceCall) -> bool:
     return call.receiver.compiled or any(
         function.compiled and function.name == name and function.owner is None for function in module.functions
     )
-
-
-def _flips(node: ast.IfExp) -> bool:
-    def cast(branch: ast.expr) -> bool:
-        return isinstance(branch, ast.Call) and isinstance(branch.func, ast.Attribute) and branch.func.attr in _CASTS
-
-    return cast(node.body) != cast(node.orelse)

@@ -1,8 +1,7 @@
 """Every text is padded to the maximum length.
 
 Looks like: ``tokenizer(texts, padding="max_length", max_length=128)`` in a program that trains or iterates over a
-    loader; ``ids + [0] * (MAX_LEN - len(ids))``, ``F.pad(x, (0, MAX_LEN - len(x)))``, or ``out = torch.zeros(n,
-    MAX_LEN)`` whose rows are filled by ``out[i, : len(x)] = x``.
+    loader; ``ids + [0] * (MAX_LEN - len(ids))`` or ``F.pad(x, (0, MAX_LEN - len(x)))``.
 Slow because: the model computes padding like text: with texts a quarter as long as the maximum, three quarters of the
     work is wasted.
 Fix: pad each batch to its own longest text (``DataCollatorWithPadding``, ``pad_sequence``); sort or bucket by
@@ -17,7 +16,7 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, SourceFunction, keyword, literal, text_of
-from torchtriage.diagnose.lint.syntax import assigned_pairs, indices, path_of
+from torchtriage.diagnose.lint.syntax import assigned_pairs, path_of
 from torchtriage.diagnose.lint.torch_names import words
 from torchtriage.diagnose.lint.work_syntax import parameters
 
@@ -36,7 +35,6 @@ _ONE_SHAPE = words("torch.compile( XLA TPU torch_xla torch.export torch.jit. onn
 
 _LENGTH = re.compile(r"\blen\(|\.(size|shape|numel)\b")
 _FILLS = frozenset(["pad", "ConstantPad1d", "zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "repeat"])
-_BUFFERS = frozenset(["zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"])
 _TOLD_APART = re.compile(r"mask|padding_idx|ignore_index|pack_padded|lengths|-100\b", re.IGNORECASE)
 
 
@@ -75,8 +73,7 @@ def _by_tokenizer(module: Module) -> Iterator[Hit]:
 
 
 def _by_hand(module: Module, function: SourceFunction) -> Iterator[Hit]:
-    """Yield what is filled up to a setting: lists, tensors, the rows of a buffer."""
-    buffers: dict[str, tuple[ast.Call, ast.expr]] = {}
+    """Yield what is filled up to a setting: lists and tensors."""
     apart = _TOLD_APART.search(module.text) is not None
     for node in ast.walk(function.node):
         filled = _missing(node)
@@ -84,18 +81,12 @@ def _by_hand(module: Module, function: SourceFunction) -> Iterator[Hit]:
             whole = filled.left
             if _LENGTH.search(_said(function, filled.right)) and _is_setting(module, whole, function):
                 yield Hit(node, f"every sample is padded to {text_of(whole)}: {text_of(node)}")
-        elif isinstance(node, ast.While) and (limit := _grown_to(node)) is not None:
-            if _is_setting(module, limit, function):
-                yield Hit(node.test, f"every sample is padded to {text_of(limit)}: {text_of(node.test)}")
-        elif isinstance(node, ast.Assign) and (size := _buffer(module, node.value, function)) is not None:
-            buffers |= {text_of(target): size for target in node.targets}
-    for node in ast.walk(function.node) if apart and buffers else ():
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(target, ast.Subscript) and _fills_row(target, function):
-            made = buffers.pop(text_of(target.value), None)
-            if made is not None:
-                yield Hit(made[0], f"every sample is padded to {text_of(made[1])}: {text_of(made[0])}")
-                return  # the mask beside it is no fault of its own
+        elif (
+            isinstance(node, ast.While)
+            and (limit := _grown_to(node)) is not None
+            and _is_setting(module, limit, function)
+        ):
+            yield Hit(node.test, f"every sample is padded to {text_of(limit)}: {text_of(node.test)}")
 
 
 def _missing(node: ast.AST) -> ast.BinOp | None:
@@ -118,28 +109,6 @@ def _grown_to(node: ast.While) -> ast.expr | None:
         return None
     grows = "append" in text_of(node.body[0]) or isinstance(node.body[0], ast.AugAssign)
     return test.comparators[0] if grows and text_of(test.left).startswith("len(") else None
-
-
-def _buffer(module: Module, node: ast.expr, function: SourceFunction) -> tuple[ast.Call, ast.expr] | None:
-    """Return a new array, and its dimension that a setting says, behind the number of rows."""
-    if not isinstance(node, ast.Call) or text_of(node.func).rpartition(".")[2] not in _BUFFERS:
-        return None
-    shape = node.args[0].elts if node.args and isinstance(node.args[0], ast.Tuple | ast.List) else node.args
-    if not any(_LENGTH.search(_said(function, item)) for item in shape[:1]) and not function.loads:
-        return None
-    return next(((node, item) for item in shape[:2] if _is_setting(module, item, function)), None)
-
-
-def _fills_row(node: ast.Subscript, function: SourceFunction) -> bool:
-    """Return whether a part from the beginning is written, as long as some sample: ``out[i, : len(x)] = x``."""
-    return any(
-        isinstance(part, ast.Slice)
-        and literal(part.lower) in (..., 0)
-        and (part.lower is None or isinstance(part.lower, ast.Constant))
-        and part.upper is not None
-        and _LENGTH.search(_said(function, part.upper)) is not None
-        for part in indices(node)
-    )
 
 
 def _said(function: SourceFunction, node: ast.expr) -> str:

@@ -1,11 +1,9 @@
 """An operator computes more than what is read of its result.
 
 Looks like: ``self.lm_head(hidden)[:, -1]``, a projection of all positions of which only the last is read; ``u, s, v =
-    torch.svd(x)`` for ``s`` only, ``torch.linalg.eigh`` for its values; ``torch.inverse(a) @ b``; the gradient of a
-    constant in a custom ``backward``.
+    torch.svd(x)`` for ``s`` only, ``torch.linalg.eigh`` for its values; ``torch.inverse(a) @ b``.
 Slow because: the projection to a vocabulary, the vectors of a decomposition and an inverse are the costly part.
-Fix: take the position first; ``torch.linalg.svdvals``, ``eigvalsh``; ``torch.linalg.solve(a, b)``;
-    ``ctx.needs_input_grad``.
+Fix: take the position first; ``torch.linalg.svdvals``, ``eigvalsh``; ``torch.linalg.solve(a, b)``.
 Quiet when: the rest is read somewhere; an inverse is used again and again, or is that of a camera or a pose.
 Source: PyTorch documentation of ``torch.linalg``.
 """
@@ -15,8 +13,6 @@ import re
 from collections.abc import Iterator
 
 from torchtriage.diagnose.lint.base import Fix, Hit, Module, Rule, literal, names_in, text_of
-from torchtriage.diagnose.lint.edits import Autofix, replace_node
-from torchtriage.diagnose.lint.facts import Class, SourceFunction
 from torchtriage.diagnose.lint.syntax import indices, whole_number
 
 RULE = Rule("KRN104", "unused-results", "kernel", "Results are computed that nothing reads", "low")
@@ -28,17 +24,11 @@ s = torch.linalg.svdvals(x)        # u, s, v = torch.svd(x)
 y = torch.linalg.solve(a, b)       # torch.inverse(a) @ b""",
     link="https://docs.pytorch.org/docs/stable/linalg.html",
 )
-_ASKED = Fix(
-    text="Compute a gradient only where it is asked for, and return None elsewhere.",
-    code="grad_a = grad @ x.t() if ctx.needs_input_grad[0] else None",
-    link="https://docs.pytorch.org/docs/stable/notes/extending.html#how-to-use",
-)
 
 _HEAD = re.compile(r"head|vocab|classif|decoder|generator|^fc|_fc|^out$|output|out_proj|proj_out|predict|to_logits")
 _DECOMPOSES = {"svd": (1, "svdvals"), "eigh": (0, "eigvalsh"), "eig": (0, "eigvals")}
 _INVERSE = frozenset(["torch.inverse", "torch.linalg.inv"])
 _PRODUCTS = frozenset(["matmul", "mm", "bmm", "mv"])
-_PRODUCT = re.compile(r"@|matmul|mm\(|einsum|conv|outer")
 _SMALL = re.compile(
     r"intrin|extrin|pose|c2w|w2c|cam|rot|homo|affin|theta|transf|lidar|ego|proj|view|grid|world|ray|calib|matrix|pts|coord"
     r"|\bK\b|\bR\b|\bT\b|\bM\b|\bH\b|trans|img|image|basis|lattice|cell",
@@ -57,59 +47,6 @@ def find(module: Module) -> Iterator[Hit]:
         yield from _factors(module)
     if "inverse(" in text or ".inv(" in text:
         yield from _inverses(module)
-    if "def backward(" in text and ".apply(" in text:
-        yield from _gradients(module)
-
-
-def _gradients(module: Module) -> Iterator[Hit]:
-    """Yield the gradients of constants that a ``backward`` of the file's own computes."""
-    for call in module.calls:
-        kind = module.classes.get(text_of(call.owner)) if call.attr == "apply" and call.owner is not None else None
-        backward = kind.methods.get("backward") if kind is not None else None
-        if backward is None or "needs_input_grad" in module.text_of(backward):
-            continue
-        returned = [item.value for item in ast.walk(backward.node) if isinstance(item, ast.Return)]
-        if len(returned) != 1 or not isinstance(returned[0], ast.Tuple):
-            continue
-        for number, (given, gradient) in enumerate(zip(call.node.args, returned[0].elts, strict=False)):
-            made = module.made_of(gradient)
-            if _needs_no_gradient(module, given) and _PRODUCT.search(text_of(made, 200)):
-                message = f"{text_of(given)} needs no gradient, but gets one here: {text_of(made)}"
-                alone = kind is not None and _alone(module, kind)
-                mend = _where_asked(module, backward, gradient, made, number) if alone else None
-                yield Hit(made, message, "backward", fix=_ASKED, autofix=mend)
-
-
-def _alone(module: Module, kind: Class) -> bool:
-    """Return whether only autograd calls a ``backward``, for what this class's own ``forward`` was given."""
-    named = [item for item in module.parents if isinstance(item, ast.Name) and item.id == kind.name]
-    return all(getattr(module.parents.get(item), "attr", "") == "apply" for item in named)
-
-
-def _where_asked(
-    module: Module, backward: SourceFunction, gradient: ast.expr, made: ast.expr, number: int
-) -> Autofix | None:
-    """Return the edit that computes a gradient where it is asked for, if nothing but the return needs it."""
-    names = [item for item in ast.walk(backward.node) if isinstance(item, ast.Name) and item.id == text_of(gradient)]
-    if not backward.node.args.args or (made is not gradient and len(names) != 2):
-        return None
-    asked = f"{backward.node.args.args[0].arg}.needs_input_grad[{number}]"
-    text = ast.get_source_segment(module.text, made) or ""
-    text = f"({text})" if isinstance(made, ast.IfExp | ast.Lambda) else text
-    edit = replace_node(made, f"{text} if {asked} else None")
-    return Autofix((edit,), "autograd takes None for a gradient that it does not ask for")
-
-
-def _needs_no_gradient(module: Module, given: ast.expr) -> bool:
-    """Return whether what is given is an attribute that is known to be a constant tensor."""
-    value = module.value(given)
-    return (
-        isinstance(given, ast.Attribute)
-        and value.kind == "tensor"
-        and not (value.grad or value.guess)
-        and (value.made_by is None or "requires_grad" not in text_of(value.made_by, 500))
-        and f"{given.attr}.requires_grad" not in module.text
-    )
 
 
 def _positions(module: Module) -> Iterator[Hit]:

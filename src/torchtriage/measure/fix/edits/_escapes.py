@@ -25,8 +25,8 @@ PLAIN = ast.UnaryOp | ast.Compare | ast.FormattedValue | ast.Slice | ast.If | as
 LISTS = ast.List | ast.Tuple | ast.ListComp
 
 
-def escapes(flow: Flow, made: Iterable[ast.expr], *, follow: bool = False) -> bool:
-    """Return whether objects, or views of them, get to code that may keep or change them; ``follow`` : to callers."""
+def escapes(flow: Flow, made: Iterable[ast.expr]) -> bool:
+    """Return whether objects, or views of them, get to code that may keep or change them."""
     todo: list[ast.expr] = [
         node for node in made if not (isinstance(node, ast.Call) and FIXED.search(flow.module.name_of(node.func)))
     ]
@@ -36,14 +36,14 @@ def escapes(flow: Flow, made: Iterable[ast.expr], *, follow: bool = False) -> bo
         if node in seen:
             continue
         seen.add(node)
-        holders = _holders(flow, node, follow=follow)
+        holders = _holders(flow, node)
         if holders is None:
             return True
         todo += holders
     return False
 
 
-def _holders(flow: Flow, node: ast.expr, *, follow: bool) -> list[ast.expr] | None:
+def _holders(flow: Flow, node: ast.expr) -> list[ast.expr] | None:
     """Return what holds an object, or a view of it, next; None where that cannot be seen."""
     module, outer = flow.module, flow.module.parents[node]
     if isinstance(outer, ast.Attribute):
@@ -70,7 +70,7 @@ def _holders(flow: Flow, node: ast.expr, *, follow: bool) -> list[ast.expr] | No
     if isinstance(outer, ast.Call):
         return [] if node is outer.func else _given(flow, outer, node)
     if isinstance(outer, ast.Return):
-        return _returned(module, outer, follow=follow)
+        return [] if _is_sample(module, outer) else None
     return [] if isinstance(outer, PLAIN) else None
 
 
@@ -125,18 +125,11 @@ def _given(flow: Flow, call: ast.Call, node: ast.expr) -> list[ast.expr] | None:
     return [] if module.value(call.func).kind == "module" else None
 
 
-def _returned(module: Module, node: ast.Return, *, follow: bool) -> list[ast.expr] | None:
+def _is_sample(module: Module, node: ast.Return) -> bool:
+    """Return whether what a data set returns is copied into a batch."""
     scope = module.scope(node)
-    if not isinstance(scope, ast.FunctionDef):
-        return None
-    if scope.name == "__getitem__" and _is_collated(module, module.around(scope, ast.ClassDef)):
-        return []
-    if not follow or scope.decorator_list or scope.name.startswith("__"):
-        return None
-    paths = [item for item in module.parents if isinstance(item, ast.Name | ast.Attribute)]
-    named = [item for item in paths if scope.name == (item.id if isinstance(item, ast.Name) else item.attr)]
-    calls = [call for item in named if isinstance(call := module.parents[item], ast.Call) and call.func is item]
-    return [*calls] if calls and len(calls) == len(named) else None
+    is_item = isinstance(scope, ast.FunctionDef) and scope.name == "__getitem__"
+    return is_item and _is_collated(module, module.around(scope, ast.ClassDef))
 
 
 def _is_collated(module: Module, owner: ast.AST | None) -> bool:

@@ -214,16 +214,6 @@ def _is_used_as_tensor(module: Module, node: ast.expr) -> bool:
     return name.startswith("torch.") and not TAKES_LISTS.match(name)
 
 
-def counted(module: Module, over: ast.expr) -> str:
-    """Return the text of the tensor whose rows a loop's ``range(len(x))`` counts; empty for anything else."""
-    given = over.args if isinstance(over, ast.Call) and path_of(over.func) == "range" else []
-    length = given[0] if len(given) == 1 else None
-    if isinstance(length, ast.Call) and path_of(length.func) == "len" and len(length.args) == 1:
-        return source(module, length.args[0])
-    text = source(module, length) if length is not None else ""
-    return next((text.removesuffix(end) for end in (".shape[0]", ".size(0)") if text.endswith(end)), "")
-
-
 def counts(module: Module, length: str, rows: Mapped, scope: ast.AST) -> bool:
     """Return whether a number is that of all rows of a tensor: ``len(x)``, or ``n`` after ``n, m = x.shape``."""
     path, axis = rows.path, rows.axis

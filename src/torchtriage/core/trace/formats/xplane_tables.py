@@ -11,17 +11,11 @@ from numpy.typing import NDArray
 from torchtriage.core.arrays import Ints
 from torchtriage.core.trace.formats.protobuf import BYTES, VARINT, fields_of
 from torchtriage.core.trace.formats.texts import text_of
+from torchtriage.core.trace.formats.xplane_rows import Coded
 
 _DOUBLE, _UNSIGNED, _SIGNED, _STRING, _OCTETS, _REFERENCE = range(2, 8)
 
 Places = Sequence[tuple[int, int]] | tuple[Ints, Ints]
-
-
-class Coded(NamedTuple):
-    """Texts as codes of a table of distinct ones."""
-
-    codes: Ints
-    table: list[str]
 
 
 class Table:
@@ -97,6 +91,22 @@ class Stats(NamedTuple):
         """Return the texts of a statistic, in order."""
         found = self.coded(text, name, names)[1]
         return [found.table[code] for code in found.codes.tolist()]
+
+
+class NamedStats(NamedTuple):
+    """Statistics, and the names that they go by."""
+
+    stats: Stats
+    text: bytes
+    names: Table
+
+    def numbers(self, name: str) -> tuple[Ints, Ints]:
+        """Return whose and what a whole number is."""
+        return self.stats.numbers(name, self.names)
+
+    def coded(self, name: str) -> tuple[Ints, Coded]:
+        """Return whose and what a text is."""
+        return self.stats.coded(self.text, name, self.names)
 
 
 def read_table(text: bytes, octets: NDArray[np.uint8], places: Places) -> Table:

@@ -109,6 +109,11 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
     "stacks": (lambda trace: trace.has_stacks, "Python stacks", "profile(with_stack=True, ...)"),
     "memory": (lambda trace: len(trace.memory.at_ns) > 0, "allocator records", "profile(profile_memory=True, ...)"),
     "work": (lambda trace: bool(trace.devices) or trace.is_host_only, "GPU rows", _ON_DEVICE),
+    "size": (
+        lambda trace: not trace.devices or trace.origin.n_multiprocessors is not None,
+        "number of multiprocessors",
+        "pass a recording that names the GPU, of XLA's profiler the .xplane.pb file",
+    ),
     "sizes": (
         lambda trace: bool(trace.devices) or (trace.is_host_only and trace.has_shapes),
         "GPU rows, or on a CPU input shapes",

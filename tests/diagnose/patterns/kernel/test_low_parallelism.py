@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from builder import TraceBuilder
 
-from torchtriage.diagnose.patterns.kernel.low_parallelism import find
+from torchtriage import analyze
+from torchtriage.diagnose.patterns.kernel.low_parallelism import PATTERN, find
 
 SMALL = [33, 1, 1]
 """A quarter of the 132 multiprocessors of the builder's device."""
@@ -72,6 +73,7 @@ def test_quiet_on_devices_of_unknown_size() -> None:
     builder = steps(grid=SMALL)
     del builder.meta["deviceProperties"][0]["numSms"]
     assert not builder.claims(find)
+    assert PATTERN.code in {item.code for item in analyze(builder.build()).not_checked}
 
 
 def test_loud_on_small_grids() -> None:

@@ -25,7 +25,7 @@ from torchtriage.diagnose.patterns._op_work import work_at
 from torchtriage.diagnose.patterns.base import Claims, Fix, Floats, Ints, Kind, Pattern, Trace, longest_names
 from torchtriage.diagnose.patterns.kernel._occupancy import alone, blocks, multiprocessors
 
-PATTERN = Pattern.of(__name__, "KRN024", "Kernels are too small to fill the device", order=560, needs="device")
+PATTERN = Pattern.of(__name__, "KRN024", "Kernels are too small to fill the device", order=560, needs="device size")
 FIX = Fix(
     text="Give every step more work: a larger batch, or several small ones merged.",
     code="loader = DataLoader(dataset, batch_size=4 * batch_size)  # and scale the learning rate",

@@ -78,6 +78,11 @@ SEEDS = (
     b'#1\x18\x00"\x0e\x08\x01\x10\x88\'\x18\xd0\x0f"\x04\x08\x01\x18\x03"\t'
     b"\x08\x01\x12\x05\x08\x01\x12\x01k*\x16\x08\x01\x12\x12\x08\x01\x12\x0ecor"
     b"relation_id",
+    b'{"displayTimeUnit":"ns","traceEvents":[{"ph":"M","pid":1,"name":"process_name","args":{"name":"/device:TPU:0"}},'
+    b'{"ph":"M","pid":1,"tid":2,"name":"thread_name","args":{"name":"XLA Modules"}},{"ph":"M","pid":9,"name":'
+    b'"process_name","args":{"name":"/host:CPU"}},{"ph":"X","pid":1,"tid":2,"ts":3.5,"dur":1e-06,"name":"jit_f","args":'
+    b'{"run_id":"5"}},{"ph":"X","pid":9,"tid":7,"ts":1,"dur":1,"name":"e","args":{"run_id":"5","device_ordinal":"0",'
+    b'"correlation_id":"3","memcpy_details":"size:4","long_name":"%a = b"}},{}]}',
     b'{"rocprofiler-sdk-tool": [{"metadata": {"pid": 7}, "agents": [{"id": {"handle": 9}, "type": 2}], "strings":'
     b' {"buffer_records": [{"kind": "HIP_RUNTIME_API", "operations": ["hipFree"]}, {"kind": "MARKER_CORE_API",'
     b' "operations": ["roctxMarkA"]}], "marker_api": [{"key": 2, "value": "aten::mm, seq = 3, sizes = [[2]]"}]},'

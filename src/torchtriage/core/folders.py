@@ -14,6 +14,7 @@ _TABLES = tuple(
 )
 _ROCPROF = "results.db", "results.json", *_TABLES
 """The files of one recording of rocprofv3, behind a common prefix; any table brings the others with it."""
+_OF_JAX = re.compile(r"[/\\]plugins[/\\]profile[/\\][^/\\]+[/\\][^/\\]+\.trace\.json$")
 SUFFIXES = tuple(f"{kind}{packed}" for packed in ("", ".gz") for kind in (*_KINDS, *_TABLES))
 """What names of traces end in: in a folder, files are chosen by name."""
 NO_TRACES = f"found no {', '.join(_KINDS)} or {_TABLES[0]} file, plain or .gz"
@@ -31,7 +32,7 @@ def is_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> b
 
 
 def once_each(paths: Sequence[AnyPath]) -> list[AnyPath]:
-    """Return the paths without the JSON that JAX writes beside an XPlane: one recording is not two ranks.
+    """Return the paths without the JSON that JAX writes beside an XPlane, or beside other JSON: that is no other rank.
 
     Of what rocprofv3 wrote in several formats or tables, one is left.
     """
@@ -46,6 +47,8 @@ def once_each(paths: Sequence[AnyPath]) -> list[AnyPath]:
             best[prefix] = kept
             copies |= {other[1]} - {kept[1]}
         stem, is_plane, _ = os.fspath(path).rpartition(".xplane.pb")
+        if _OF_JAX.search(name):
+            copies.add(re.sub(r"[^/\\]*$", "perfetto_trace.json", name, count=1))
         if is_plane:
             copies |= {f"{stem}.trace.json", re.sub(r"[^/\\]*$", "perfetto_trace.json", stem, count=1)}
     return [path for path in paths if os.fspath(path).removesuffix(".gz") not in copies]

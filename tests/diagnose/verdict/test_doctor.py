@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -97,18 +96,6 @@ def test_the_first_rocprofs_are_refused_by_name(tmp_path: Path) -> None:
     assert note.level == "refuse"
     assert "rocprof (version 1 or 2)" in note.message
     assert "rocprofv3" in note.fix
-
-
-@pytest.mark.parametrize("plane", ["/device:TPU:0", "/host:CPU"])
-def test_the_json_of_xlas_profiler_is_refused_by_name(tmp_path: Path, plane: str) -> None:
-    """As JAX writes it next to the XSpace: no categories, and planes as processes."""
-    path = tmp_path / "host.trace.json"
-    label = {"ph": "M", "pid": 3, "name": "process_name", "args": {"name": plane}}
-    op = {"ph": "X", "pid": 3, "tid": 3, "ts": 1.5, "dur": 2.0, "name": "fusion.1", "args": {"hlo_category": "fusion"}}
-    path.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": [label, op]}))
-    note = notes(read_trace(path))["not-pytorch"]
-    assert note.level == "refuse"
-    assert ".xplane.pb" in note.fix
 
 
 # -- damage ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from isal import isal_zlib
 
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import elide, visible
-from torchtriage.core.trace.recorders import is_xplane, rocprof_format
+from torchtriage.core.trace.recorders import is_xplane, is_xplane_json, rocprof_format
 from torchtriage.core.units import DEFAULT_MAX_BYTES, format_bytes
 
 """Refuse inputs that expand beyond this many bytes (a guard against decompression bombs)."""
@@ -98,6 +98,7 @@ class Source:
         self._ahead = self._take(_SNIFF_BYTES)
         self.is_database = self._ahead.startswith(_SQLITE)
         self.is_xplane = is_xplane(self._ahead)
+        self.is_xplane_json = is_xplane_json(self._ahead)
         self.rocprof = rocprof_format(self._ahead)
         if not self._ahead and self.truncated:
             raise TraceFormatError(
@@ -311,7 +312,7 @@ def open_source(
 
     ``path`` : plain, gzip or zip. A stream stays open. ``max_bytes`` : refuse inputs that expand beyond this many
     bytes. ``name`` : what to call the input in messages. ``others`` : SQLite files, XPlanes and
-    what rocprofv3 writes are welcome, too (``is_database``, ``is_xplane``, ``rocprof``).
+    what rocprofv3 writes are welcome, too (``is_database``, ``is_xplane``, ``is_xplane_json``, ``rocprof``).
 
     Raises TraceFormatError: the path cannot be read, or the content is recognisably something else.
     """
@@ -336,6 +337,8 @@ def open_source(
                 if source.is_database
                 else "an XPlane profile"
                 if source.is_xplane
+                else "the profile of JAX, TensorFlow or PyTorch/XLA"
+                if source.is_xplane_json
                 else f"rocprofv3's {source.rocprof.upper()}"
                 if source.rocprof
                 else ""

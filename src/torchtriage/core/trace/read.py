@@ -16,7 +16,7 @@ from torchtriage.core.trace.events import CHUNK_BYTES, EventReader, Loss
 from torchtriage.core.trace.input import Input, Source, open_source, reopenable
 from torchtriage.core.trace.native import THREADS_WORTH_IT_BYTES, read_native
 from torchtriage.core.trace.parallel import count_workers, read_parallel
-from torchtriage.core.trace.recorders import ROCPROF, WAYS, XPLANE
+from torchtriage.core.trace.recorders import ROCPROF, WAYS, XPLANE, XPLANE_JSON
 from torchtriage.core.units import DEFAULT_MAX_BYTES
 
 
@@ -35,8 +35,8 @@ def read_trace(
     ----------
     path : path, ``-`` or binary stream
         Plain, gzip or zip JSON of the PyTorch profiler; a dict with ``traceEvents`` or a bare list of events.
-        Or a database of Nsight Systems or ROCm, an XPlane, or JSON or CSV of rocprofv3, plain or gzip. Of a CSV all
-        tables of the run are read that lie beside it.
+        Or a database of Nsight Systems or ROCm, an XPlane or the JSON beside it, or JSON or CSV of rocprofv3, plain
+        or gzip. Of a CSV all tables of the run are read that lie beside it.
     max_bytes : int
         Refuse inputs that expand beyond this many bytes.
     progress : callable, optional
@@ -89,6 +89,11 @@ def _read(
             recorder = XPLANE
             if source.truncated:
                 loss.say(source.truncated)
+        elif source.is_xplane_json:
+            from torchtriage.core.trace.formats.xplane_json import read_xplane_json
+
+            meta, loss = read_xplane_json(source, chunk_bytes, builder, progress)
+            recorder = XPLANE_JSON
         elif source.rocprof:
             recorder = ROCPROF[source.rocprof]
             meta, loss = _read_rocprof(source, opened, builder, progress)

@@ -1,17 +1,21 @@
-"""The names of profilers, beside PyTorch's, whose recordings are read, and how an XPlane begins."""
+"""The names of profilers, beside PyTorch's, whose recordings are read, and how their files begin."""
 
 from __future__ import annotations
 
 import re
 
-XPLANE, ROCPD = "the profiler of XLA (XPlane)", "ROCm's profiler (rocpd)"
+XPLANE, XPLANE_JSON = "the profiler of XLA (XPlane)", "the profiler of XLA (JSON)"
+XLA = frozenset((XPLANE, XPLANE_JSON))
+ROCPD = "ROCm's profiler (rocpd)"
 ROCPROF = {"json": "rocprofv3 (JSON)", "csv": "rocprofv3 (CSV)"}
 STEPS_LINE, PROGRAMS_LINE = "Steps", "XLA Modules"
 """Lines of a device in an XPlane that say when each step and each program ran there: thread ids of lanes."""
 
 
 WAYS = {
-    XPLANE: "with jax.profiler.trace(FOLDER), after a warm-up, and the result waited for (block_until_ready) inside it",
+    **dict.fromkeys(
+        XLA, "with jax.profiler.trace(FOLDER), after a warm-up, and the result waited for (block_until_ready) inside it"
+    ),
     **dict.fromkeys(
         (ROCPD, *ROCPROF.values()),
         "rocprofv3 --hip-trace --kernel-trace --memory-copy-trace --marker-trace -- python train.py",
@@ -23,6 +27,11 @@ WAYS = {
 _XPLANE = re.compile(
     rb"\n[\x80-\xff]{0,4}[\0-\x7f](?:\x08[\x80-\xff]{0,9}[\0-\x7f])?\x12.(?:/host:|/device:|Task Environment)",
     re.DOTALL,
+)
+# an event, its fields in any order, that names a process as a plane is named
+_XPLANE_JSON = re.compile(
+    rb'"process_name"[^{}]*\{\s*"name"\s*:\s*"/(?:host|device):\w'
+    rb'|\{\s*"name"\s*:\s*"/(?:host|device):\w[^{}]*\}[^{}]*"process_name"'
 )
 # the first column, or the second behind an id of the process that rocpd's converter writes, says what it is
 _ROCPROF = {
@@ -43,3 +52,8 @@ def rocprof_format(head: bytes) -> str:
 def is_xplane(head: bytes) -> bool:
     """Return whether a file that begins so is an XPlane."""
     return _XPLANE.match(head) is not None
+
+
+def is_xplane_json(head: bytes) -> bool:
+    """Return whether a file that begins so is the JSON that is written beside an XPlane."""
+    return _XPLANE_JSON.search(head) is not None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torchtriage.core import intervals
 from torchtriage.core.arrays import Ints, among, distinct
 from torchtriage.core.trace.pacing import Pace, find_pace
-from torchtriage.core.trace.recorders import PROGRAMS_LINE, STEPS_LINE, XPLANE
+from torchtriage.core.trace.recorders import PROGRAMS_LINE, STEPS_LINE, XLA
 from torchtriage.core.trace.schema import Kind
 from torchtriage.core.units import format_count, format_ns
 
@@ -316,7 +316,7 @@ def _by_profiler(trace: Trace) -> Found | None:
     names = [trace.name_of(row) for row in rows.tolist()]
     n_more = int(mask.sum()) - len(rows)
     more = f" of the main loop, {n_more} more on other threads or overlapping" if n_more else ""
-    mark = "StepTraceAnnotation" if trace.report.recorder == XPLANE else "ProfilerStep#"
+    mark = "StepTraceAnnotation" if trace.report.recorder in XLA else "ProfilerStep#"
     return Found(
         names,
         trace.start_ns[rows],
@@ -360,7 +360,7 @@ def _by_annotation(trace: Trace) -> Found | None:
     """Take a top-level annotation that repeats, with or without a number, and covers most of the window."""
     rows = np.flatnonzero(trace.kind == Kind.ANNOTATION)
     # in an XPlane they are the runtime's own, such as waits for a buffer, and no part of a loop
-    if len(rows) < 3 or trace.report.recorder == XPLANE:
+    if len(rows) < 3 or trace.report.recorder in XLA:
         return None
     rows = rows[trace.tree.parent[rows] < 0]
     rows = rows[~trace.matching(COMPILES + r"|^nccl:|^gloo:|Optimizer\.|DataLoader|_data:")[rows]]

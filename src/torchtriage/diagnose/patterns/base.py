@@ -30,7 +30,7 @@ from torchtriage.core.intervals import Spans
 from torchtriage.core.trace import HOST_KINDS, Kind, Trace
 from torchtriage.core.trace.collectives import host_collectives
 from torchtriage.core.trace.inference_phase import inference_phase
-from torchtriage.core.trace.recorders import XPLANE
+from torchtriage.core.trace.recorders import XLA
 from torchtriage.diagnose.patterns._host_gaps import is_explained
 from torchtriage.diagnose.replay.edits import Edit
 
@@ -96,7 +96,7 @@ NEEDS: dict[str, tuple[Callable[[Trace], bool], str, str]] = {
     "ops": (lambda trace: trace.has_operators, "operators", "add ProfilerActivity.CPU to activities="),
     "dispatch": (
         # an XPlane is no recording of PyTorch: what its host does between launches is not dispatch
-        lambda trace: trace.has_operators or trace.report.recorder != XPLANE,
+        lambda trace: trace.has_operators or trace.report.recorder not in XLA,
         "operators (in an XPlane)",
         "add ProfilerActivity.CPU to activities=",
     ),

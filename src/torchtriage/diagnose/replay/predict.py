@@ -20,7 +20,7 @@ from torchtriage.core import intervals
 from torchtriage.core.arrays import Floats, Ints, distinct, joined
 from torchtriage.core.errors import UsageError
 from torchtriage.core.trace import Trace
-from torchtriage.core.trace.recorders import XPLANE
+from torchtriage.core.trace.recorders import XLA
 from torchtriage.diagnose.replay.edits import Edit
 from torchtriage.diagnose.replay.engine import NEVER, Patch, Schedule, schedule
 from torchtriage.diagnose.replay.graph import CONFIDENCE, LAUNCH_NS, EdgeKind, Graph, NodeKind, build
@@ -104,7 +104,7 @@ class ReplayModel:
         trace = self.trace
         if quality.accepted and not trace.devices and not trace.is_host_only:
             return replace(quality, accepted=False, reason="the device's work is not in it")
-        if quality.accepted and (trace.origin.accelerator or trace.report.recorder == XPLANE):
+        if quality.accepted and (trace.origin.accelerator or trace.report.recorder in XLA):
             # calls that wait have other names, or a thread waits in none, as XLA's and TensorFlow's do: a run without
             # their waits would seem to gain nothing
             reason = f"which calls wait for the {trace.origin.accelerator or 'GPU'} is not known"

@@ -16,7 +16,7 @@ from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.collectives import communicates
 from torchtriage.core.trace.merged_ranks import find_merged_ranks
 from torchtriage.core.trace.producer import ACCELERATORS
-from torchtriage.core.trace.recorders import ROCPD, WAYS, XPLANE
+from torchtriage.core.trace.recorders import ROCPD, WAYS, XLA
 from torchtriage.core.trace.schema import LOADER_NAME, WORK_KINDS
 from torchtriage.core.trace.steps import CAPTURES, LOST_SHARE, MIN_LAUNCHES, TAIL_SHARE
 from torchtriage.core.units import format_count, format_ns, format_share, ms
@@ -93,9 +93,6 @@ def _content(trace: Trace) -> Iterator[Note]:
         if not _ROCPROF_PROCESSES.isdisjoint(trace.labels.values()):
             found = "results.json of rocprof (version 1 or 2), which rounds times down to whole microseconds"
             fix = f"record with its successor: {WAYS[ROCPD]}"
-        elif any(label.startswith(("/device:", "/host:")) for label in trace.labels.values()):
-            found = "the profile of JAX, TensorFlow or PyTorch/XLA as JSON, which lacks parts of it"
-            fix = "pass the .xplane.pb file that was written next to it"
         yield Note("not-pytorch", "refuse", found, fix)
     elif n < 3:
         yield Note(
@@ -279,7 +276,7 @@ def _merged(trace: Trace) -> Iterator[Note]:
 
 
 def _host_rows(trace: Trace) -> Iterator[Note]:
-    if trace.report.recorder == XPLANE and trace.is_kind(Kind.ANNOTATION, Kind.PYTHON).any():
+    if trace.report.recorder in XLA and trace.is_kind(Kind.ANNOTATION, Kind.PYTHON).any():
         return  # its host rows are those of XLA, which the note on its recorder says
     if not trace.has_operators and (trace.works | (trace.kind == Kind.RUNTIME)).any():
         yield Note(

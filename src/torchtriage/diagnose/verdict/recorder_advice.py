@@ -16,7 +16,7 @@ import numpy as np
 from torchtriage.core.finding import Fix, Note
 from torchtriage.core.trace import Kind, Trace
 from torchtriage.core.trace.formats import nsys
-from torchtriage.core.trace.recorders import ROCPD, ROCPROF, WAYS, XPLANE
+from torchtriage.core.trace.recorders import ROCPD, ROCPROF, WAYS, XLA, XPLANE, XPLANE_JSON
 from torchtriage.core.units import format_count, format_ns
 from torchtriage.diagnose.verdict.result import Result
 
@@ -34,6 +34,13 @@ _ROCM = {
     "device": WAYS[ROCPD],
     "window": "rocprofv3 --collection-period DELAY:SECONDS:1 --collection-period-unit sec, past the warm-up",
 }
+_XLA = {
+    **dict.fromkeys(("ops", "shapes", "memory"), "not in this format"),
+    "stacks": "jax.profiler.trace(FOLDER, profiler_options=options) with options.python_tracer_level = 1",
+    "steps": "with jax.profiler.StepTraceAnnotation('train', step_num=i): around each step",
+    "device": WAYS[XPLANE],
+    "window": WAYS[XPLANE],
+}
 _WAYS: dict[str, dict[str, str]] = {
     nsys.RECORDER: {
         "ops": "run the loop under torch.autograd.profiler.emit_nvtx(), and record with nsys profile --trace=cuda,nvtx",
@@ -42,20 +49,19 @@ _WAYS: dict[str, dict[str, str]] = {
         "window": "nsys profile --capture-range=cudaProfilerApi --capture-range-end=stop; in the program, after a"
         " warm-up, torch.cuda.synchronize(); torch.cuda.profiler.start(), and the same with stop() some steps later",
     },
-    XPLANE: {
-        **dict.fromkeys(("ops", "shapes", "memory"), "not in this format"),
-        "stacks": "jax.profiler.trace(FOLDER, profiler_options=options) with options.python_tracer_level = 1",
-        "steps": "with jax.profiler.StepTraceAnnotation('train', step_num=i): around each step",
-        "device": WAYS[XPLANE],
-        "window": WAYS[XPLANE],
-    },
+    **dict.fromkeys(XLA, _XLA),
     **dict.fromkeys((ROCPD, *ROCPROF.values()), _ROCM),
 }
+_NO_OPERATORS = (
+    "no operators of PyTorch with their inputs and no allocator records in this format; the host's rows are those of"
+    " XLA and its client"
+)
 _LACKS = {
     ROCPROF["csv"]: "no Python stacks, no allocator records and no sizes of copies in this format, and no GPU's name"
     " without PREFIX_agent_info.csv; rocprofv3's JSON and rocpd have sizes and names",
-    XPLANE: "no operators of PyTorch with their inputs and no allocator records in this format; the host's rows are"
-    " those of XLA and its client",
+    XPLANE: _NO_OPERATORS,
+    XPLANE_JSON: f"{_NO_OPERATORS}; neither the device's name and size nor more than a million events, which the"
+    " .xplane.pb file beside it has",
 }
 _OF_NOTE = {
     "no-host-rows": "ops",

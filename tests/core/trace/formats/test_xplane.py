@@ -112,7 +112,8 @@ def test_amd_and_several_devices() -> None:
 def tpu_space(n_steps: int = 5, *, with_steps_line: bool = False) -> bytes:
     """Return a loop of a TPU: each program has a fusion, a wait for a copy, and an all-reduce in a loop."""
     starts = [(10 + 10 * i) * LARGE for i in range(n_steps)]
-    programs = [Event("jit_f(12)", at, 8 * LARGE, {"_ct": 12, "_c": at - 999}) for at in starts]
+    run = {"queue_id": 0, "core_type": 0}
+    programs = [Event("jit_f(12)", at, 8 * LARGE, {"_ct": 12, "_c": at - 999, **run, "run_id": at}) for at in starts]
     ops = [
         event
         for at in starts
@@ -136,7 +137,8 @@ def tpu_space(n_steps: int = 5, *, with_steps_line: bool = False) -> bytes:
     ]
     if with_steps_line:
         lines.append(Line("Steps", [Event(str(40 + i), at, 9 * LARGE) for i, at in enumerate(starts)], id=1))
-    calls = [Event("DoEnqueueProgram", at - LARGE, LARGE // 2, {"_pt": 12, "_p": at - 999}) for at in starts]
+    run |= {"_pt": 12, "device_ordinal": 0}
+    calls = [Event("DoEnqueueProgram", at - LARGE, LARGE // 2, {**run, "_p": at - 999, "run_id": at}) for at in starts]
     device = plane("/device:TPU:0", *lines, stats={"device_type_string": "TPU v6 Lite"}, of_names=of_names)
     return device + plane("/host:CPU", Line("queue", calls, id=77))
 

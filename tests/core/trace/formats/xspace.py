@@ -1,4 +1,4 @@
-"""Writes small XPlanes, and reads any one field by field: slow, recursive, and no code of the product's."""
+"""Writes small XPlanes, reads any one field by field, slowly, and writes it as JSON: no code of the product's."""
 
 from __future__ import annotations
 
@@ -161,6 +161,45 @@ def read(raw: bytes) -> list[Read]:
                         )
                     )
     return out
+
+
+_UNWRITTEN = {"_p", "_pt", "_c", "_ct"}
+
+
+def as_json(raw: bytes) -> list[dict[str, Any]]:
+    """Return the events that XLA's profiler writes of an XSpace as JSON."""
+    labels, out = [], []
+    for pid, parts in enumerate((fields(text) for key, text in fields(raw) if key == 1), 1):
+        stat_names = {last(fields(entry), 1, 0): _name(entry) for key, entry in parts if key == 5}
+        entries = {last(fields(entry), 1, 0): entry for key, entry in parts if key == 4}
+        plane = last(parts, 2, b"").decode()
+        if not plane.startswith(("/host:CPU", "/device:")):
+            continue
+        labels.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": plane}})
+        for line in (fields(value) for key, value in parts if key == 3):
+            name, tid = (last(line, 11, b"") or last(line, 2, b"")).decode(), last(line, 1, 0) & 0xFFFFFFFF
+            if name == "Async XLA Ops":
+                continue
+            labels.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}})
+            for event in (fields(value) for key, value in line if key == 4):
+                entry = entries.get(last(event, 1, 0), b"")
+                if _name(entry).startswith("Memory"):
+                    continue
+                of_name = _stats(fields(last(fields(entry), 2, b"")), 5, stat_names)
+                stats = {**of_name, **_stats(event, 4, stat_names)}
+                args = {
+                    key: value
+                    if isinstance(value, str)
+                    else value.decode("utf-8", "replace")
+                    if isinstance(value, bytes)
+                    else str(value)
+                    for key, value in stats.items()
+                    if key not in _UNWRITTEN
+                }
+                start_ps = last(line, 3, 0) * 1000 + _signed(last(event, 2, 0))
+                row = {"ph": "X", "pid": pid, "tid": tid, "ts": start_ps / 1e6}
+                out.append(row | {"dur": max(last(event, 3, 0), 1) / 1e6, "name": _name(entry), "args": args})
+    return [*labels, *out, {}]
 
 
 def _name(entry: bytes) -> str:

@@ -12,13 +12,11 @@ from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.events import Loss
 from torchtriage.core.trace.formats.protobuf import BYTES, VARINT, WireError, fields_of, padded, scan, split
 from torchtriage.core.trace.formats.texts import text_of
-from torchtriage.core.trace.formats.xplane_rows import Events, Line, Plane, XPlaneRows, is_read
+from torchtriage.core.trace.formats.xplane_rows import MAX_PLANES, Events, Line, Plane, XPlaneRows, is_read
 from torchtriage.core.trace.formats.xplane_tables import NamedStats, Table, read_stats, read_table
 
 _BLOCK = 1 << 16
 """Events decoded at a time: their fields stay near the caches."""
-_MAX_PLANES = 1000
-"""Real files have a few for each device."""
 _FACTS = {
     "name": "device_type_string",
     "vendor": "device_vendor",
@@ -51,8 +49,8 @@ def read_xplane(text: bytes, builder: ColumnBuilder) -> tuple[dict[str, Any], Lo
                 reader.is_cut, stop = True, len(text)
             if (number, wire) == (1, BYTES):
                 n_planes += 1
-                if n_planes > _MAX_PLANES:
-                    reader.miss(f"more than {_MAX_PLANES} planes")
+                if n_planes > MAX_PLANES:
+                    reader.miss(f"more than {MAX_PLANES} planes")
                     break
                 reader.read_plane(start, stop)
     except WireError as error:

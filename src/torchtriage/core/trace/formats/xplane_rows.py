@@ -23,6 +23,8 @@ from torchtriage.core.trace.event_numbers import LARGEST_NS, NO_TIME_NS
 from torchtriage.core.trace.recorders import PROGRAMS_LINE, STEPS_LINE
 
 MAX_DEVICES = 4096
+MAX_PLANES = 1000
+"""Real files have a few for each device."""
 _HOST = "host"
 _DEVICE = re.compile(r"^/device:(\w+):(\d{1,9})(.*)$", re.DOTALL)
 # lines that the profiler derives from others, or that name a stretch of the work on them
@@ -134,9 +136,10 @@ class XPlaneRows:
             return
         kind, ordinal = device[1], int(device[2])
         vendor = str(facts.pop("vendor", "")).lower()
-        self._makers.add(
-            "tpu" if kind == "TPU" else "rocm" if "amd" in vendor else "cuda" if kind == "GPU" else "other"
-        )
+        if vendor or kind != "GPU":  # its calls say whose it is
+            self._makers.add(
+                "tpu" if kind == "TPU" else "rocm" if "amd" in vendor else "cuda" if kind == "GPU" else "other"
+            )
         self._devices[ordinal] = {"id": ordinal, "name": kind if kind not in ("GPU", "TPU") else "", **facts}
 
     def add(self, plane: Plane, events: Events) -> None:

@@ -18,6 +18,7 @@ from torchtriage.core.selection import Selection
 from torchtriage.core.source.locate import Locator
 from torchtriage.core.timing import part
 from torchtriage.core.trace import Trace, read_trace
+from torchtriage.core.trace.input import open_source
 from torchtriage.core.trace.memory_limit import within
 from torchtriage.core.trace.merged_ranks import split_ranks
 from torchtriage.core.trace.overlay import write_overlay
@@ -519,7 +520,7 @@ def explain(code_or_name: str | None = None) -> PatternEntry | tuple[PatternEntr
 def find_traces(paths: Iterable[TracePath]) -> list[str | Path]:
     """Return the traces that paths stand for: files as they are, folders searched below.
 
-    Links that lead out of such a folder are not followed, and JSON that JAX wrote beside an XPlane is left out.
+    Links that lead out of such a folder are not followed. Of a recording in several formats, one is left.
 
     Patterns (``run/*.json.gz``) are expanded where no file has that name; URLs (``s3://…``) are
     looked up in their store.
@@ -564,8 +565,16 @@ def find_traces(paths: Iterable[TracePath]) -> list[str | Path]:
             logging.getLogger("torchtriage.traces").warning(
                 "%s: left out %s to files outside; pass those files to read them", path, n_links
             )
-        found += once_each(inside)
-    return list(dict.fromkeys(found))
+        found += inside
+    return once_each(list(dict.fromkeys(found)), _is_of_jax)
+
+
+def _is_of_jax(path: TracePath) -> bool:
+    try:
+        with open_source(path, others=True) as source:
+            return source.is_xplane_json
+    except TraceFormatError:
+        return False
 
 
 def _expanded(pattern: Path) -> list[Path]:

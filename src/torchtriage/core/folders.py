@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,12 +14,11 @@ _TABLES = tuple(
 )
 _ROCPROF = "results.db", "results.json", *_TABLES
 """The files of one recording of rocprofv3, behind a common prefix; any table brings the others with it."""
-_OF_JAX = re.compile(r"[/\\]plugins[/\\]profile[/\\][^/\\]+[/\\][^/\\]+\.trace\.json$")
 SUFFIXES = tuple(f"{kind}{packed}" for packed in ("", ".gz") for kind in (*_KINDS, *_TABLES))
 """What names of traces end in: in a folder, files are chosen by name."""
 NO_TRACES = f"found no {', '.join(_KINDS)} or {_TABLES[0]} file, plain or .gz"
 
-AnyPath = TypeVar("AnyPath", str, Path)
+AnyPath = TypeVar("AnyPath", bound=str | Path)
 
 
 def is_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
@@ -31,24 +30,26 @@ def is_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> b
     return os.path.realpath(path).startswith(root)
 
 
-def once_each(paths: Sequence[AnyPath]) -> list[AnyPath]:
+def once_each(paths: Sequence[AnyPath], is_of_jax: Callable[[AnyPath], bool] = lambda _: False) -> list[AnyPath]:
     """Return the paths without the JSON that JAX writes beside an XPlane, or beside other JSON: that is no other rank.
 
-    Of what rocprofv3 wrote in several formats or tables, one is left.
+    Of what rocprofv3 wrote in several formats or tables, one is left. ``is_of_jax`` : whether JSON is that of JAX.
     """
     copies = set()
     best: dict[str, tuple[int, str]] = {}
+    names = {str(path).removesuffix(".gz") for path in paths}
     for path in paths:
-        name = os.fspath(path).removesuffix(".gz")
+        name = str(path).removesuffix(".gz")
         rank = next((rank for rank, end in enumerate(_ROCPROF) if name.endswith(end)), None)
         if rank is not None:
             prefix = name.removesuffix(_ROCPROF[rank])
             kept, other = sorted([(rank, name), best.get(prefix, (rank, name))])
             best[prefix] = kept
             copies |= {other[1]} - {kept[1]}
-        stem, is_plane, _ = os.fspath(path).rpartition(".xplane.pb")
-        if _OF_JAX.search(name):
-            copies.add(re.sub(r"[^/\\]*$", "perfetto_trace.json", name, count=1))
-        if is_plane:
-            copies |= {f"{stem}.trace.json", re.sub(r"[^/\\]*$", "perfetto_trace.json", stem, count=1)}
-    return [path for path in paths if os.fspath(path).removesuffix(".gz") not in copies]
+        stem = name.removesuffix(".xplane.pb")
+        if stem != name:
+            copies.add(f"{stem}.trace.json")
+        perfetto = re.sub(r"[^/\\]*$", "perfetto_trace.json", name, count=1)
+        if perfetto in names and (stem != name or (name.endswith(".trace.json") and is_of_jax(path))):
+            copies.add(perfetto)
+    return [path for path in paths if str(path).removesuffix(".gz") not in copies]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +153,7 @@ def command(ctx: click.Context, /, paths: tuple[str, ...], **given: Any) -> None
     run = _run_folder(paths)
     if run and asked.selection is not None:
         raise UsageError("no part of a run's recordings can be selected", hint="pass one of the traces in the folder")
-    files = [] if run else _expand(paths, traces.find_traces)
+    files = [] if run else traces.find_traces(paths)
     if options["perfetto"] and (not files or "-" in files or any("://" in str(file) for file in files)):
         raise UsageError("--perfetto needs exactly one trace file, or those of a job's ranks")
     for name in _BESIDE:
@@ -192,13 +192,6 @@ def _check_anonymous(options: dict[str, Any]) -> None:
             )
     if options["engine"] != "local":
         raise UsageError("--anonymise needs --engine local: the key does not leave this process")
-
-
-def _expand(paths: tuple[str, ...], find: Callable[[list[str]], list[str | Path]]) -> list[str | Path]:
-    out: list[str | Path] = []
-    for path in paths:
-        out += [path] if path == "-" else find([path])
-    return list(dict.fromkeys(out))
 
 
 def _run_folder(paths: tuple[str, ...]) -> Path | None:

@@ -353,11 +353,23 @@ def test_without_events() -> None:
     assert "jax.profiler" in str(caught.value)
 
 
-def test_perfettos_copy_is_no_other_rank(tmp_path: Path) -> None:
-    folder = tmp_path / "plugins" / "profile" / "2026_01_01_00_00_00"
+@pytest.mark.parametrize("beside", ["host.trace.json.gz", "host.xplane.pb"])
+def test_perfettos_copy_is_no_other_rank(beside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("plugins", "profile", "D1")
     folder.mkdir(parents=True)
-    for name in ("host.trace.json.gz", "perfetto_trace.json.gz"):
-        (folder / name).touch()
-    assert traces.find_traces([tmp_path]) == [folder / "host.trace.json.gz"]
-    (folder / "host.trace.json.gz").unlink()
-    assert traces.find_traces([tmp_path]) == [folder / "perfetto_trace.json.gz"]
+    files = folder / beside, folder / "perfetto_trace.json.gz"
+    for file in files:
+        file.write_bytes(gzip.compress(text_of(GPU)))
+    for paths in ([Path()], ["plugins"], [folder], files, [f"{folder}/*"]):
+        assert traces.find_traces(paths) == [files[0]]
+    monkeypatch.chdir(folder)
+    assert traces.find_traces(["."]) == [Path(beside)]
+    assert traces.find_traces(["perfetto_trace.json.gz"]) == [Path("perfetto_trace.json.gz")]
+
+
+def test_ranks_of_pytorch_are_no_copies(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("host_1.2.pt.trace.json.gz", "perfetto_trace.json")]
+    for file in files:
+        file.write_bytes(b'{"traceEvents":[]}')
+    assert traces.find_traces([tmp_path]) == files

@@ -18,6 +18,7 @@ from torchtriage.core.trace.columns import Detail, Lane, MemoryEvents, ReadRepor
 from torchtriage.core.trace.event_numbers import NO_DUR_NS, NO_TIME_NS, ExactTimes, int64_of
 from torchtriage.core.trace.event_types import (
     ARROWS,
+    CALLS,
     CATEGORIES,
     GROUP_OF,
     NO_ARGS,
@@ -57,10 +58,9 @@ _NO_MORE = b"\0" * 10
 """The eleven fields behind an operator's inputs, where there is nothing more."""
 _INSTANTS = (Instant, KnownInstant)
 _CATEGORY_OF = {kind: category for category, kind in CATEGORIES.items()}
-_CALLS = frozenset(CATEGORIES.values()) - ARROWS - {KnownInstant} | {Complete}
 _PHASE_OF: dict[type[Event], str] = {
     **{kind: phase for phase, kind in PHASES.items()},
-    **dict.fromkeys(_CALLS, "X"),
+    **dict.fromkeys(CALLS, "X"),
     KnownInstant: "i",
 }
 _ROWLESS = frozenset(PHASES.values()) - {Complete, Begin, Instant, OldInstant, End, Label} | (ARROWS - {LaunchArrow})
@@ -142,10 +142,10 @@ class ColumnBuilder:
         if not kinds.keys().isdisjoint(ARROWS):
             self._phases.update(event.ph for event in events if isinstance(event, Arrow))
         rows: list[Any]
-        if kinds.keys() <= _CALLS:
+        if kinds.keys() <= CALLS:
             rows = events
-        elif kinds.keys() <= _CALLS | _ROWLESS:
-            rows = [event for event in events if type(event) in _CALLS]
+        elif kinds.keys() <= CALLS | _ROWLESS:
+            rows = [event for event in events if type(event) in CALLS]
         else:
             rows = self._sort_out(events, times)
         self._chunks.append((self._n_rows, chunk.offset, chunk.size))
@@ -161,7 +161,7 @@ class ColumnBuilder:
         arrows: list[LaunchArrow] = []
         for event in events:
             kind = type(event)
-            if kind in _CALLS:
+            if kind in CALLS:
                 rows.append(event)
             elif kind is Label:
                 self.take_label(event)

@@ -273,6 +273,10 @@ CATEGORIES: dict[str, type[Event]] = {
 ARROWS = frozenset(kind for kind in CATEGORIES.values() if issubclass(kind, Arrow)) | {LaunchArrow}
 
 
+CALLS = frozenset(CATEGORIES.values()) - ARROWS - {KnownInstant} | {Complete}
+"""A call with its duration, decoded in whatever way."""
+
+
 class LooseEvent(msgspec.Struct, gc=False):
     """An event with nothing assumed about types: old, foreign and hand-edited files."""
 

@@ -60,8 +60,8 @@ _LACKS = {
     ROCPROF["csv"]: "no Python stacks, no allocator records and no sizes of copies in this format, and no GPU's name"
     " without PREFIX_agent_info.csv; rocprofv3's JSON and rocpd have sizes and names",
     XPLANE: _NO_OPERATORS,
-    XPLANE_JSON: f"{_NO_OPERATORS}; neither the device's name and size nor more than a million events, which the"
-    " .xplane.pb file beside it has",
+    XPLANE_JSON: f"{_NO_OPERATORS}; neither the device's name and size nor whether its writer was set to end it"
+    " early: the .xplane.pb file beside it has all",
 }
 _OF_NOTE = {
     "no-host-rows": "ops",

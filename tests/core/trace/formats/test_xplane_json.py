@@ -7,10 +7,12 @@ import io
 import json
 import random
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from builder import rows
@@ -26,6 +28,7 @@ from torchtriage.api import traces
 from torchtriage.core import intervals
 from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.trace import Kind, Trace, read_trace
+from torchtriage.core.trace.events import Loss
 from torchtriage.core.trace.formats import xplane_json
 from torchtriage.core.trace.input import open_source
 from torchtriage.core.trace.recorders import XPLANE_JSON
@@ -128,9 +131,10 @@ def test_real_files_as_json(name: str) -> None:
 
 def test_fractions_of_a_nanosecond_touch_where_they_do_in_the_xplane() -> None:
     label = process(1, "/device:GPU:0", STREAM)
-    trace = of([*label, call(1, 1, 2.0009, 0.0002), call(1, 1, 2.0011, 1e-06), call(1, 1, 98765432109.876543, 0.5)])
-    assert trace.start_ns.tolist() == [2000, 2001, 98765432109876]
-    assert trace.end_ns.tolist() == [2001, 2001, 98765432110376]
+    times = [(2.0009, 0.0002), (2.0011, 1e-06), (98765432109.876543, 0.5), (-1.2505, 0.001)]
+    trace = of([*label, *(call(1, 1, *time) for time in times)])
+    assert trace.start_ns.tolist() == [2000, 2001, 98765432109876, -1251]
+    assert trace.end_ns.tolist() == [2001, 2001, 98765432110376, -1250]
 
 
 def test_names_are_those_of_the_xplane_where_what_is_shown_is_shorter() -> None:
@@ -191,6 +195,22 @@ def test_what_was_enqueued_before_the_recording_has_no_call() -> None:
     assert not rows(tpu(enqueued_at=115.0), Kind.RUNTIME)
 
 
+def test_calls_and_cores_of_a_run() -> None:
+    """The earliest call enqueues it, in whatever order they stand; each core has runs of its own."""
+    run = {"run_id": "5", "queue_id": "0", "device_ordinal": "0"}
+    labels = [*process(701, "/host:CPU", "queue"), *process(3, "/device:TPU:0", "XLA Modules")]
+    for order in (1, -1):
+        calls = [
+            call(701, 1, 80.0, 1, "Execute", **run, core_type="0"),
+            call(701, 1, 90.0, 1, "Transfer", **run, core_type="0"),
+            call(701, 1, 95.0, 1, "Of another core", **run, core_type="1"),
+        ][::order]
+        programs = [call(3, 1, at, 10, "jit_f", **run, core_type=core) for at, core in ((100.0, "0"), (120.0, "1"))]
+        trace = of([*labels, *calls, *programs])
+        linked = [trace.name_of(trace.links.call[row]) for row in np.flatnonzero(trace.works)]
+        assert linked == ["Execute", "Of another core"]
+
+
 # -- what is something else ------------------------------------------------------------------------
 
 
@@ -215,13 +235,18 @@ def test_tensorflows_first_timelines_are_refused() -> None:
     "events",
     [
         [*GPU, *process(2, "/device:GPU:0", STREAM), call(2, 1, 3, 4)],
-        [*GPU, *process(1, "/device:GPU:0", STREAM), call(1, 1, 4, 4)],
+        [*GPU, *process(1, "/device:GPU:1", STREAM), call(1, 1, 4, 4)],
         [*GPU, *process(702, "/host:CPU", "python"), call(702, 1, 3, 4)],
     ],
 )
 def test_two_hosts_are_refused(events: list[Raw]) -> None:
-    with pytest.raises(TraceFormatError, match="the profile of one host, found two"):
+    with pytest.raises(TraceFormatError, match="the profile of one host, found two") as caught:
         of(events)
+    assert "ranks" not in str(caught.value)
+
+
+def test_labels_twice_are_one_host() -> None:
+    assert seen(of([*process(1, "/device:GPU:0", STREAM), *GPU])) == seen(of(GPU))
 
 
 # -- what it cannot show ---------------------------------------------------------------------------
@@ -246,10 +271,20 @@ def test_it_is_not_written_again() -> None:
 
 def test_what_is_no_call_is_counted() -> None:
     counter = {"ph": "C", "pid": 1, "ts": 1, "name": "memory", "args": {"bytes": 5}}
-    assert "1 events that are no calls" in notes([*GPU, counter])["other-recorder"].message
+    unread = {"events that are no calls": 1, "events of unknown kinds": 2}
+    odd = {"pid": 1, "tid": 1, "ts": 1, "dur": 1, "name": "k"}
+    assert notes([*GPU, counter, odd, odd | {"ph": "?"}, {}])["other-recorder"].evidence["unread"] == unread
+
+
+def test_calls_in_two_parts_are_lost() -> None:
+    parts = [{"ph": phase, "pid": 1, "tid": 1, "ts": ts, "name": "k"} for phase, ts in (("B", 1), ("E", 2))]
+    report = of([*GPU, *parts]).report
+    assert (report.n_lost, report.loss) == (1, ("calls that begin and end in events of their own",))
 
 
 def test_only_the_first_million_events_are_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "missing-kernels" not in notes(GPU)
+    monkeypatch.setattr(xplane_json, "MOST_EVENTS", 15)  # more: of a writer that was set to end elsewhere, if at all
     assert "missing-kernels" not in notes(GPU)
     monkeypatch.setattr(xplane_json, "MOST_EVENTS", 16)
     found = notes(GPU)
@@ -272,6 +307,21 @@ def test_work_without_a_name_is_lost_and_said_so(without: Raw) -> None:
     assert analyze(trace).refused
 
 
+def test_planes_beyond_the_limit_are_lost_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xplane_json, "MAX_PLANES", 2)
+    more = [*process(2, "/device:GPU:1", STREAM), call(2, 1, 3, 4), call(701, 2, 3, 4)]
+    trace = of([*GPU, *more])
+    assert len(trace) == 17
+    assert (trace.report.n_lost, trace.report.loss) == (1, ("events of more than 2 planes",))
+
+
+def test_threads_as_text() -> None:
+    events = [{**event, "tid": str(event["tid"])} if "tid" in event else event for event in GPU]
+    assert seen(of(events)) == seen(of(GPU))
+    report = of([*GPU, {**call(1, 1, 90, 1), "tid": "main"}]).report
+    assert (report.n_lost, report.loss) == (1, ("events of threads whose ids are no numbers",))
+
+
 def test_planes_and_lines_that_are_not_read_cost_nothing() -> None:
     trace = of([*GPU, *process(9, "/custom:counters", "t"), call(9, 1, 1, 1)])
     assert trace.report.tier == "strict"
@@ -280,9 +330,12 @@ def test_planes_and_lines_that_are_not_read_cost_nothing() -> None:
 
 def test_times_that_are_none() -> None:
     odd = [call(701, 1, 5, -3.5), {"ph": "X", "pid": 701, "tid": 1, "name": "a", "ts": 6}]
-    odd += [{"ph": "X", "pid": 701, "tid": 1, "name": "b", "dur": 6}, call(701, 1, 1e300, 2), call(701, 1, 7, 1e300)]
-    report = of([*GPU, *odd]).report
-    assert (report.n_negative_dur, report.n_no_dur, report.n_no_time) == (1, 1, 3)
+    odd += [{"ph": "X", "pid": 701, "tid": 1, "name": "b", "dur": 6}]
+    for beyond in (1e300, 1e308, -1e308, 10**400, -(10**400)):
+        odd += [call(701, 1, beyond, 2), call(701, 1, 7, beyond)]
+    with warnings.catch_warnings(action="error"):
+        report = of([*GPU, *odd]).report
+    assert (report.n_negative_dur, report.n_no_dur, report.n_no_time) == (1, 1, 11)
 
 
 @pytest.mark.parametrize("value", [None, [], {"a": [1]}, -5, 1 << 70, 0.5, True, "x", "", "9" * 5000])
@@ -295,7 +348,24 @@ def test_statistics_of_any_type(value: Any) -> None:
 
 @pytest.mark.parametrize("args", [None, [], "x", 5])
 def test_arguments_of_any_type(args: Any) -> None:
-    assert len(of([*GPU, {**call(1, 1, 90, 4), "args": args}])) == 17
+    trace = of([*GPU, {**call(1, 1, 90, 4), "args": args}])
+    assert len(trace) == 17
+    assert (trace.links.call[trace.works] >= 0).sum() == 8
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b"\\ud800"])
+def test_arguments_that_are_damaged_are_kept(damage: bytes) -> None:
+    copied = call(1, 1, 90, 4, "MemcpyH2D", memcpy_details="size:4 kind_src:DAMAGE", correlation_id="8")
+    trace = read_trace(io.BytesIO(text_of([*GPU, copied]).replace(b"DAMAGE", damage)))
+    assert trace.report.n_repaired == 1
+    assert (trace.links.call[trace.works] >= 0).sum() == 9
+
+
+def test_arguments_nested_too_deep_are_counted() -> None:
+    found = xplane_json._Found(Loss())
+    deep = msgspec.Raw(b'{"args":{"step_num":%b%b}}' % (b"[" * 10_000, b"]" * 10_000))
+    assert found._arguments_of(deep).step_num is None
+    assert found.unread == {"arguments of events that are damaged": 1}
 
 
 # -- damage ----------------------------------------------------------------------------------------

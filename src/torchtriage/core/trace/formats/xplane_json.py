@@ -1,13 +1,14 @@
 """The JSON that XLA's profiler writes beside an XPlane: its planes as processes, their lines as threads.
 
 Names, times and statistics are those of the XPlane, statistics as text. Its writer leaves out what devices say of
-themselves, asynchronous operations, events that only count, which call enqueued a program, and all behind the first
-million events.
+themselves, asynchronous operations, events that only count, which call enqueued a program, and all behind a number
+of events that can be set.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from operator import attrgetter
@@ -22,13 +23,13 @@ from torchtriage.core.errors import TraceFormatError
 from torchtriage.core.names import elide, visible
 from torchtriage.core.trace.column_builder import ColumnBuilder
 from torchtriage.core.trace.event_numbers import LARGEST_NS, int64_of
-from torchtriage.core.trace.event_types import BROKEN, Complete, Event, Label, text_of
+from torchtriage.core.trace.event_types import BROKEN, CALLS, Begin, End, Event, Label, text_of, whole
 from torchtriage.core.trace.events import Chunk, EventReader, Loss
 from torchtriage.core.trace.formats.xplane_rows import MAX_PLANES, Coded, Events, Line, Plane, XPlaneRows, is_read
 from torchtriage.core.trace.input import Source
 
 MOST_EVENTS = 1_000_000
-"""The writer keeps so many, the earliest."""
+"""The writer keeps so many, the earliest, unless it is told otherwise."""
 _NUMBERS = "correlation_id", "step_num"
 _TEXTS = "memcpy_details", "memset_details", "kernel_details"
 _RUN = "run_id", "queue_id", "core_type", "device_ordinal"
@@ -69,22 +70,21 @@ def read_xplane_json(
 
     Raises TraceFormatError: the profiles of several hosts are in it.
     """
-    reader, found = EventReader(source, chunk_bytes), _Found()
+    reader = EventReader(source, chunk_bytes)
+    loss, found = reader.loss, _Found(reader.loss)
     reader.open()
     for chunk in reader.chunks():
         found.take(chunk)
         if progress is not None:
             progress(source.n_read, source.size_bytes)
     reader.close()
-    loss = reader.loss
     rows = XPlaneRows(builder)
-    found.hand_over(rows, builder, loss, source.name)
-    if found.n_rows >= MOST_EVENTS:
-        _miss(loss, "it ends with its first million events, as this format does: the .xplane.pb file beside it has all")
+    found.hand_over(rows, builder, source.name)
+    if found.n_rows == MOST_EVENTS:
+        _miss(loss, "it ends with its first million events, as by default: the .xplane.pb file beside it has all")
     if reader.meta.get("filteredByVisibility"):
         _miss(loss, "what was too short to be seen was left out: the .xplane.pb file has all")
-    unread = {"events that are no calls": found.n_unread} if found.n_unread else {}
-    return {**rows.meta(), "unread": unread}, loss
+    return {**rows.meta(), "unread": dict(found.unread)}, loss
 
 
 def _miss(loss: Loss, message: str) -> None:
@@ -133,12 +133,14 @@ class _Placed(NamedTuple):
 class _Found:
     """Events of all processes, as they come."""
 
-    def __init__(self) -> None:
-        self.n_rows = self.n_unread = self._n_lost = 0
+    def __init__(self, loss: Loss) -> None:
+        self.n_rows = 0
+        self.unread: Counter[str] = Counter()
+        self._loss, self._lost = loss, Counter[str]()
         self._processes: dict[int | str, str] = {}
         self._twice: set[int | str] = set()
-        self._threads: dict[tuple[int | str, int | str], str] = {}
-        self._lines: dict[tuple[int | str, int], int] = {}
+        self._threads: dict[tuple[int | str, int | None], str] = {}
+        self._lines: dict[tuple[int | str, int | None], int] = {}
         self._names: dict[tuple[str, str], int] = {}
         self._columns: dict[str, list[NDArray[Any]]] = {name: [] for name in ("line", "name", "start_us", "dur_us")}
         self._said: dict[str, tuple[list[Ints], list[Ints], dict[Any, int]]] = {
@@ -147,28 +149,31 @@ class _Found:
 
     def take(self, chunk: Chunk) -> None:
         """Keep what a chunk of the file says."""
-        rows: list[Complete] = []
+        rows: list[Any] = []
         args: list[_Args] = []
-        for event, given in zip(chunk.events, _arguments(chunk.document), strict=True):
-            if type(event) is Complete and type(event.tid) is int:
+        for index, (event, given) in enumerate(zip(chunk.events, self._arguments(chunk.document), strict=True)):
+            if type(event) in CALLS:
                 rows.append(event)
                 args.append(given)
-            elif type(event) is Complete:
-                self._n_lost += 1
             elif isinstance(event, Label):
                 self._label(event)
-            elif type(event) is not Event:  # the writer ends its list with an empty one
-                self.n_unread += 1
+            elif isinstance(event, Begin):
+                self._lost["calls that begin and end in events of their own"] += 1
+            elif type(event) not in (Event, End):
+                self.unread["events that are no calls"] += 1
+            elif type(event) is Event and (index + 1 < len(chunk.events) or not chunk.document.endswith(b"{}]")):
+                # the writer's list ends with an empty one
+                self.unread["events of unknown kinds"] += 1
         lines, names = self._lines, self._names
-        line = [lines.setdefault((row.pid, row.tid), len(lines)) for row in rows]  # type: ignore[arg-type]
+        line = [lines.setdefault((row.pid, _thread(row.tid)), len(lines)) for row in rows]
         name = [
             names.setdefault((text_of(given.long_name) or row.name, text_of(given.hlo_category)), len(names))
             for row, given in zip(rows, args, strict=True)
         ]
         self._columns["line"].append(np.array(line, np.int64))
         self._columns["name"].append(np.array(name, np.int64))
-        self._columns["start_us"].append(np.array([row.ts for row in rows], np.float64))
-        self._columns["dur_us"].append(np.array([row.dur for row in rows], np.float64))
+        self._columns["start_us"].append(_us([row.ts for row in rows]))
+        self._columns["dur_us"].append(_us([row.dur for row in rows]))
         for key, (owners, values, table) in self._said.items():
             at = [index for index, given in enumerate(args) if getattr(given, key) is not None]
             if key in _NUMBERS:
@@ -184,16 +189,36 @@ class _Found:
             values.append(value[sound])
         self.n_rows += len(rows)
 
+    def _arguments(self, document: bytes) -> list[_Args]:
+        try:
+            return [event.args or _NO_ARGS for event in _decode(document)]
+        except BROKEN:
+            return list(map(self._arguments_of, _decode_raw(document)))
+
+    def _arguments_of(self, event: msgspec.Raw) -> _Args:
+        try:
+            return _decode_one(event).args or _NO_ARGS
+        except msgspec.ValidationError:  # something else than arguments by name
+            return _NO_ARGS
+        except BROKEN:
+            pass
+        try:  # without bytes that are no UTF-8
+            found = _decode_one(bytes(event).decode("utf-8", "replace").encode())
+        except BROKEN:
+            self.unread["arguments of events that are damaged"] += 1
+            return _NO_ARGS
+        self._loss.n_repaired += 1
+        return found.args or _NO_ARGS
+
     def _label(self, label: Label) -> None:
         name = text_of(label.args.name) if label.args is not None else ""
         if label.name == "process_name":
-            if label.pid in self._processes:
+            if self._processes.setdefault(label.pid, name) != name:
                 self._twice.add(label.pid)
-            self._processes[label.pid] = name
         elif label.name == "thread_name":
-            self._threads[label.pid, label.tid] = name
+            self._threads[label.pid, _thread(label.tid)] = name
 
-    def hand_over(self, rows: XPlaneRows, builder: ColumnBuilder, loss: Loss, where: str) -> None:
+    def hand_over(self, rows: XPlaneRows, builder: ColumnBuilder, where: str) -> None:
         """Give plane after plane to the rows of a trace."""
         columns = {key: np.concatenate([np.empty(0), *parts]) for key, parts in self._columns.items()}
         line = columns["line"].astype(np.int64)
@@ -205,7 +230,9 @@ class _Found:
             rows.describe(process, {})
         order = np.argsort(plane_of[line], kind="stable")
         limits = np.searchsorted(plane_of[line[order]], np.arange(len(planes) + 1)).tolist()
-        self._count_lost(line[order[: limits[0]]], loss)
+        for message, n in self._lost.items():
+            self._loss.n_lost += n
+            self._loss.say(message)
 
         line, name = place_of[line[order]], columns["name"].astype(np.int64)[order]
         at_ns, offset_ps = _times(columns["start_us"][order])
@@ -230,24 +257,25 @@ class _Found:
         owner: dict[str, int | str] = {}
         for (pid, tid), index in self._lines.items():
             process, thread = self._processes.get(pid, ""), self._threads.get((pid, tid), "")
-            if not is_read(process) or not (thread or process.startswith("/host:")) or len(planes) == MAX_PLANES:
+            if process and not is_read(process):
+                continue
+            if tid is None:
+                self._lost["events of threads whose ids are no numbers"] += n_events[index]
+                continue
+            if not process or not (thread or process.startswith("/host:")):
+                self._lost["events of processes or threads without a name"] += n_events[index]
+                continue
+            if process not in planes and len(planes) == MAX_PLANES:
+                self._lost[f"events of more than {MAX_PLANES} planes"] += n_events[index]
                 continue
             if owner.setdefault(process, pid) != pid or pid in self._twice:
                 raise TraceFormatError(
                     f"expected the profile of one host, found two with a process {elide(visible(process), 40)}",
                     where=where,
-                    hint="pass each host's own file; those of a folder are ranks: torchtriage analyze FOLDER",
+                    hint="pass each host's own file",
                 )
             planes.setdefault(process, {})[index] = Line(tid, thread, n_events[index])
         return planes
-
-    def _count_lost(self, line: Ints, loss: Loss) -> None:
-        """Count events of which nobody knows where they ran; ``line`` : of those that are in no plane."""
-        names = [self._processes.get(pid, "") for pid, _ in self._lines]
-        self._n_lost += int(np.array([not name or is_read(name) for name in names], bool)[line].sum())
-        if self._n_lost:
-            loss.n_lost += self._n_lost
-            loss.say("events of processes or threads without a name")
 
 
 def _links(placed: list[_Placed], runs: _Said, line: Ints, start_ns: Ints) -> tuple[_Said, _Said]:
@@ -288,27 +316,28 @@ def _joined(place: Ints, owners: list[Ints], values: list[Ints], table: dict[Any
     return _Said(owner[order], value[order], list(table))
 
 
+def _thread(tid: int | str) -> int | None:
+    """Return the id of a thread, which may be written as text."""
+    number = tid if isinstance(tid, int) else whole(tid)
+    return number if number >= 0 or number == tid else None
+
+
+def _us(values: list[Any]) -> NDArray[np.float64]:
+    """Return times, infinite where they are missing or beyond all."""
+    try:
+        us = np.array(values, np.float64)
+    except OverflowError:  # a whole number beyond any double
+        us = np.array([None if value is None or abs(value) > LARGEST_NS else value for value in values], np.float64)
+    us[~(np.abs(us) < LARGEST_NS / 1000)] = np.inf  # what is no number is not below it
+    return us
+
+
 def _times(us: NDArray[np.float64]) -> tuple[Ints, Ints]:
     """Return whole microseconds in ns, and the rest in ps."""
-    us = np.where(np.abs(us) < LARGEST_NS / 1000, us, LARGEST_NS / 1000)  # what is no number is not below it
-    whole = np.floor(us)
-    return whole.astype(np.int64) * 1000, _ps(us - whole)
+    us = np.minimum(us, LARGEST_NS / 1000)
+    below = np.floor(us)
+    return below.astype(np.int64) * 1000, _ps(us - below)
 
 
 def _ps(us: NDArray[np.float64]) -> Ints:
     return np.where(np.abs(us) < LARGEST_NS / 1e6, np.rint(us * 1e6), LARGEST_NS).astype(np.int64)
-
-
-def _arguments(document: bytes) -> list[_Args]:
-    try:
-        found = _decode(document)
-    except BROKEN:
-        found = list(map(_arguments_of, _decode_raw(document)))
-    return [event.args or _NO_ARGS for event in found]
-
-
-def _arguments_of(event: msgspec.Raw) -> _Arguments:
-    try:
-        return _decode_one(event)
-    except BROKEN:
-        return _Arguments()

@@ -28,11 +28,12 @@ _XPLANE = re.compile(
     rb"\n[\x80-\xff]{0,4}[\0-\x7f](?:\x08[\x80-\xff]{0,9}[\0-\x7f])?\x12.(?:/host:|/device:|Task Environment)",
     re.DOTALL,
 )
-# an event, its fields in any order, that names a process as a plane is named
-_XPLANE_JSON = re.compile(
-    rb'"process_name"[^{}]*\{\s*"name"\s*:\s*"/(?:host|device):\w'
-    rb'|\{\s*"name"\s*:\s*"/(?:host|device):\w[^{}]*\}[^{}]*"process_name"'
-)
+# an event, its fields in any order, that names a process as a plane is named, without more: TensorFlow 1 writes more
+_PLANE = rb'\{\s*"name"\s*:\s*"/(?:host|device:\w+):[\w.\-]+(?: SparseCore \d+)?"'
+_REST = rb"[^{}]{0,256}"
+_XPLANE_JSON = re.compile(rb'"process_name"%b%b|%b%b\}%b"process_name"' % (_REST, _PLANE, _PLANE, _REST, _REST))
+# only arrows have a category there, behind their id
+_CATEGORY = re.compile(rb'("(?:bind_)?id"\s*:\s*\d+\s*,\s*)?"cat"\s*:')
 # the first column, or the second behind an id of the process that rocpd's converter writes, says what it is
 _ROCPROF = {
     "json": re.compile(rb'\{\s*"rocprofiler-sdk-tool"\s*:'),
@@ -56,4 +57,4 @@ def is_xplane(head: bytes) -> bool:
 
 def is_xplane_json(head: bytes) -> bool:
     """Return whether a file that begins so is the JSON that is written beside an XPlane."""
-    return _XPLANE_JSON.search(head) is not None
+    return _XPLANE_JSON.search(head) is not None and all(match[1] for match in _CATEGORY.finditer(head))

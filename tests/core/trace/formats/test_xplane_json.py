@@ -31,7 +31,7 @@ from torchtriage.core.trace import Kind, Trace, read_trace
 from torchtriage.core.trace.events import Loss
 from torchtriage.core.trace.formats import xplane_json
 from torchtriage.core.trace.input import open_source
-from torchtriage.core.trace.recorders import XPLANE_JSON
+from torchtriage.core.trace.recorders import XPLANE_JSON, is_xplane_json
 
 Raw = dict[str, Any]
 
@@ -224,11 +224,37 @@ def test_kinetos_files_are_not_mistaken() -> None:
         assert len(rows(trace, Kind.OP)) == 4
 
 
-def test_tensorflows_first_timelines_are_refused() -> None:
+@pytest.mark.parametrize("n_labels", [0, 400])
+def test_kinetos_calls_are_read_whatever_their_process_is_called(n_labels: int) -> None:
+    """Behind more labels than are looked at, its calls are calls of XLA."""
+    labels = [event for pid in range(n_labels) for event in process(100 + pid, f"/device:GPU:{pid}", "x" * 100)]
+    ops = [{"ph": "X", "cat": "cpu_op", "name": "add", "pid": 7, "tid": 7, "ts": i, "dur": 1} for i in range(3000)]
+    trace = of([*labels, *process(7, "/host:CPU"), *ops])
+    assert len(trace) == 3000
+    assert (trace.report.recorder == XPLANE_JSON) == (n_labels > 0)
+
+
+def test_arrows_of_xprof_have_categories() -> None:
+    arrow = {"pid": 701, "tid": 1, "name": "e", "ts": 1, "dur": 1, "bind_id": 5, "cat": "tpu_launch", "ph": "X"}
+    assert of([*GPU, arrow]).report.recorder == XPLANE_JSON
+
+
+@pytest.mark.parametrize(
+    "process", ["/job:localhost/replica:0/task:0/gpu:0", "/device:GPU:0/stream:all Compute", "/host:CPU Compute"]
+)
+@pytest.mark.parametrize("category", [{"cat": "Op"}, {}])
+def test_tensorflows_first_timelines_are_refused(process: str, category: Raw) -> None:
     """As ``timeline.py`` of TensorFlow 1 writes them: a process for each device and kind of work."""
-    label = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/job:localhost/replica:0/task:0/gpu:0"}}
-    ops = [{"ph": "X", "cat": "Op", "name": "MatMul", "pid": 1, "tid": 0, "ts": i, "dur": 1} for i in range(4)]
+    label = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": process}}
+    ops = [{"ph": "X", **category, "name": "MatMul", "pid": 1, "tid": 0, "ts": i, "dur": 1} for i in range(4)]
     assert notes([label, *ops])["not-pytorch"].level == "refuse"
+
+
+def test_what_it_is_costs_little_to_find_out() -> None:
+    began = time.process_time()
+    for head in (b'"process_name"', b'"process_name" {"name":', b'{"name":"/host:a', b'"cat"', b'"id":1,'):
+        assert not is_xplane_json(head * (65536 // len(head)))
+    assert time.process_time() - began < 0.5
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,9 @@ class PaddingWatch:
 
     def look(self, module: Any, given: Any, caller: FrameType | None) -> None:
         """Note the padding of a call, at the script's line that leads to ``caller``; ``given`` : its arguments."""
-        torch: Any = sys.modules["torch"]
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            return
         try:
             if not self._wants_texts(module, torch):
                 return

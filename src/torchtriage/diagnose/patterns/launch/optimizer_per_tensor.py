@@ -46,7 +46,7 @@ MIN_SHARE = 0.02  # share of the step the annotation has to take
 MIN_CALLS_CPU = 50  # measured with AdamW over 17 parameters, 68 operators: 1.22 ms, fused 0.34 ms
 MIN_KINDS_CPU = 2  # with one kind of operator there is little to fuse: SGD over 80 tensors, 3.66 ms and 3.65 ms
 LARGE, MIN_KINDS_LARGE, MIN_SHARE_LARGE = 1 << 16, 4, 0.1
-"""Of a tensor's elements, the kinds of operators, and the share of the step from which a few tensors on a CPU are told,
+"""Of a tensor's elements, the kinds of operators, and the share of the step from which few tensors on a CPU count,
 with nothing sure: five passes over four tensors of 200,000 elements took 29 % of a step, and fused half of that."""
 MOSTLY_TABLES = 0.5
 MIN_SHARE_BLIND = 0.05
